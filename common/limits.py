@@ -1,0 +1,103 @@
+"""values: every bound of haulier in one place: unit last in its name, the reason beside it, relations checked.
+
+Nothing here is tunable at run time; what an operator may set lives in ``common.config``.
+"""
+
+from __future__ import annotations
+
+from common.errors import InvariantError
+
+# -- protocol ---------------------------------------------------------------------------------------------------
+SCHEMA_VERSION = 1
+"""What both sides must speak to exchange work."""
+MESSAGE_MAX_BYTES = 4 * 1024 * 1024
+"""Largest frame on a socket (ZMQ_MAXMSGSIZE): a page, a part or a batch is far below; a peer cannot make us allocate."""
+PART_MAX_BYTES = 1024 * 1024
+"""Results, chunks and bodies beyond this travel in parts, so that beats are never stuck behind one."""
+PARTS_UNCONFIRMED_MAX_COUNT = 2
+"""Parts of one result on their way at once: enough to fill a link, few enough to let beats through."""
+TEXT_MAX_CHARS = 512
+"""Any name, custom_id or reason in a message."""
+REASON_MAX_CHARS = 4096
+"""An explanation in words."""
+PAGE_MAX_COUNT = 2048
+"""Items of one list in one message; longer lists travel in pages."""
+NESTING_MAX_DEPTH = 16
+"""Depth of arrays in a message: our deepest is 5."""
+BATCH_MAX_LINES = 256
+"""Lines of one assignment."""
+BATCH_MAX_BYTES = 2 * 1024 * 1024
+"""Bodies of one assignment; a single larger body travels alone, in parts."""
+
+# -- time -------------------------------------------------------------------------------------------------------
+BEAT_S = 1.0
+"""Both sides beat this often."""
+LIVENESS_S = 5.0
+"""Silence after which a session is gone (S2): five beats."""
+LOADING_LIVENESS_S = 120.0
+"""The same while a worker loads its model: some loaders hold the interpreter lock for long."""
+GRACE_S = 30.0
+"""After a broker's restart, assigned lines wait this long for the worker that holds them to claim them (D3)."""
+BACKOFF_FIRST_S = 0.05
+BACKOFF_MAX_EARLY_S = 0.5
+"""A worker's longest pause between logins in the first minute: many tries fit into one grace."""
+BACKOFF_MAX_S = 5.0
+BACKOFF_EARLY_S = 60.0
+HANDSHAKE_S = 5.0
+"""A wrong key is reported on both sides within this time."""
+STALL_MIN_S = 120.0
+"""Work held and no engine progress for this long (or ten predicted steps): the worker's process ends itself."""
+DRAIN_S = 60.0
+"""A draining worker finishes what it can in this time and hands the rest back."""
+
+# -- files ------------------------------------------------------------------------------------------------------
+LINE_MAX_BYTES = 64 * 1024 * 1024
+"""One line of an input file."""
+CUSTOM_ID_MAX_CHARS = 512
+PROBLEMS_LISTED_MAX_COUNT = 10_000
+"""Bad lines kept one by one of one file; beyond it only their count."""
+VALIDATE_LINES_A_TURN = 2_000
+"""Lines checked in one turn of the broker, so that beats go on while a large file is read."""
+
+# -- store ------------------------------------------------------------------------------------------------------
+WAITING_LOADED_MAX_COUNT = 4_096
+"""Waiting lines of one job held in memory; the rest stays in the store, so that memory is flat."""
+DEATHS_ALONE_MAX_COUNT = 2
+"""Deaths while running alone before a line is set aside (D5)."""
+
+# -- ring -------------------------------------------------------------------------------------------------------
+DESCRIPTOR_BYTES = 64
+PAYLOAD_ALIGN_BYTES = 64
+RING_ENTRIES_COUNT = 1024
+"""Descriptors in the table; a power of two."""
+RING_BYTES = 64 * 1024 * 1024
+"""Default payload arena: 16 Mi token ids, 16 requests of a million tokens."""
+
+# -- engine -----------------------------------------------------------------------------------------------------
+PAGE_TOKENS_DEFAULT = 256
+"""Tokens of one page: few large copies, little waste for long histories."""
+PREFILL_CHUNK_TOKENS = 2048
+"""Default new rows of one step: prompts longer than this are prefilled over several steps."""
+STOP_STRINGS_MAX_COUNT = 16
+STEP_TABLES_COUNT = 3
+"""Rotating host tables: the host runs at most one step ahead, so the third is never read by a copy in flight."""
+
+
+def check() -> None:
+    """Raise ``InvariantError`` unless the bounds agree with each other."""
+    relations = {
+        "several beats fit into one liveness": LIVENESS_S >= 3 * BEAT_S,
+        "loading is not stricter than running": LOADING_LIVENESS_S >= LIVENESS_S,
+        "many logins fit into one grace": GRACE_S >= 10 * BACKOFF_MAX_EARLY_S,
+        "a grace outlasts one liveness and one login": GRACE_S >= 2 * LIVENESS_S + BACKOFF_MAX_EARLY_S,
+        "a part fits into a message": PART_MAX_BYTES * 2 <= MESSAGE_MAX_BYTES,
+        "a batch fits into a message": BATCH_MAX_BYTES * 3 // 2 <= MESSAGE_MAX_BYTES,
+        "descriptors are a power of two": RING_ENTRIES_COUNT & (RING_ENTRIES_COUNT - 1) == 0,
+        "three step tables cover one step ahead": STEP_TABLES_COUNT >= 3,
+    }
+    broken = [words for words, holds in relations.items() if not holds]
+    if broken:
+        raise InvariantError("limits disagree: " + "; ".join(broken))
+
+
+check()
