@@ -11,7 +11,7 @@ from common.errors import InvariantError
 SCHEMA_VERSION = 1
 """What both sides must speak to exchange work."""
 MESSAGE_MAX_BYTES = 4 * 1024 * 1024
-"""Largest frame on a socket (ZMQ_MAXMSGSIZE): a page, a part or a batch is far below; a peer cannot make us allocate."""
+"""Largest frame on a socket (ZMQ_MAXMSGSIZE): all we send is far below, and a peer cannot make us allocate more."""
 PART_MAX_BYTES = 1024 * 1024
 """Results, chunks and bodies beyond this travel in parts, so that beats are never stuck behind one."""
 PARTS_UNCONFIRMED_MAX_COUNT = 2

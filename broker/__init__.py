@@ -1,0 +1,1 @@
+"""shell: the broker process and the client commands that speak to it."""

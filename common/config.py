@@ -1,0 +1,153 @@
+"""values: what an operator may set: one checked object a process, filled by flags and environment alike.
+
+Each class checks itself when made and raises ``UsageError`` naming the flag to change. Fit against a model's geometry
+is checked by the engine, which alone knows it. Knows no command-line library.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import UsageError
+
+GIB = 1024**3
+_ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.*-]+):(\d{1,5}|\*)")
+
+
+def endpoints(text: str) -> tuple[str, ...]:
+    """``EP[,EP...]`` as a tuple of ZeroMQ endpoints; ``host:port`` is read as ``tcp://host:port``."""
+    found = []
+    for part in (piece.strip() for piece in text.split(",")):
+        full = part if "://" in part else f"tcp://{part}"
+        match = _ENDPOINT.fullmatch(full)
+        if match is None or (match[2] != "*" and not 0 < int(match[2]) < 65536):
+            raise UsageError(f"--broker {part!r} is not tcp://HOST:PORT")
+        found.append(full)
+    return tuple(found)
+
+
+def seconds(text: str) -> int:
+    """``90``, ``90s``, ``15m``, ``24h`` or ``30d`` in seconds."""
+    match = re.fullmatch(r"(\d{1,9})([smhd]?)", text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not a duration such as 90s, 15m, 24h or 30d")
+    return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def _need(holds: bool, words: str) -> None:
+    if not holds:
+        raise UsageError(words)
+
+
+@dataclass(frozen=True, slots=True)
+class KeySettings:
+    """Where the CURVE keys lie (S5). ``insecure`` is the only way to run without, on loopback unless ``force``."""
+
+    directory: Path | None = None
+    insecure: bool = False
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        _need(
+            self.insecure or self.directory is not None,
+            "--keys DIR (or HAULIER_KEYS) says where the keys lie; make them with: haulier keys init DIR",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """How a client reaches the fleet."""
+
+    brokers: tuple[str, ...]
+    keys: KeySettings
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _need(bool(self.brokers), "--broker EP (or HAULIER_BROKER) says which broker to ask")
+        _need(self.timeout_s > 0, f"--timeout {self.timeout_s} must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """One broker process."""
+
+    bind: str
+    state: Path
+    keys: KeySettings
+    disk_reserve_gib: float = 1.0
+    metrics_port: int = 0
+    grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _need(_ENDPOINT.fullmatch(self.bind) is not None, f"--bind {self.bind!r} is not tcp://HOST:PORT")
+        loopback = re.match(r"tcp://(127\.|localhost|\[::1\])", self.bind) is not None
+        _need(
+            not self.keys.insecure or loopback or self.keys.force,
+            f"--insecure lets anyone who reaches {self.bind} in; bind to 127.0.0.1, use --keys, or add --force-insecure",
+        )
+        _need(self.disk_reserve_gib >= 0, "--disk-reserve-gib must be 0 or more")
+        _need(0 <= self.metrics_port < 65536, "--metrics-port must be a port, or 0 for none")
+        _need(self.grace_s >= 0, "--grace must be 0 s or more")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What the engine may use (A1, A5, A6). GiB are 2^30 bytes; tokens are rows of history."""
+
+    model: str
+    device: str = "cpu"
+    device_pages_gib: int = 1
+    host_pool_gib: float = 1.0
+    concurrency: int = 8
+    context_tokens: int = 2048
+    fit: str = "refuse"
+    residency: str = "staged"
+    page_tokens: int = 256
+    chunk_tokens: int = 2048
+    slot_gib: float = 0.0
+    """Size of one staging slot; 0 for just what ``concurrency`` histories of one layer need."""
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        _need(bool(self.model), "--model says which model to serve")
+        _need(
+            re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None,
+            f"--device {self.device!r} is neither cpu nor cuda:N",
+        )
+        _need(
+            self.device_pages_gib >= 1 and self.device_pages_gib == int(self.device_pages_gib),
+            f"--device-pages-gib {self.device_pages_gib} must be a whole number of GiB, 1 or more",
+        )
+        _need(self.host_pool_gib > 0, f"--host-pool-gib {self.host_pool_gib} must be above 0")
+        _need(self.concurrency >= 1, f"--concurrency {self.concurrency} must be 1 or more")
+        _need(self.context_tokens >= 2, f"--context-tokens {self.context_tokens} must be 2 or more")
+        _need(self.fit in ("refuse", "shrink"), f"--fit {self.fit!r} is neither refuse nor shrink")
+        _need(self.residency in ("staged", "full"), f"--residency {self.residency!r} is neither staged nor full")
+        _need(self.page_tokens >= 1, f"--page-tokens {self.page_tokens} must be 1 or more")
+        _need(self.chunk_tokens >= 1, f"--chunk-tokens {self.chunk_tokens} must be 1 or more")
+        _need(self.slot_gib >= 0, f"--slot-gib {self.slot_gib} must be 0 or more")
+        _need(
+            self.dtype in ("auto", "float32", "bfloat16", "float16"),
+            f"--dtype {self.dtype!r} is none of auto, float32, bfloat16, float16",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """One worker process: one session, one ring, one engine."""
+
+    brokers: tuple[str, ...]
+    state: Path
+    keys: KeySettings
+    engine: EngineSettings
+    ring_mib: int = 64
+    metrics_port: int = 0
+    echo: bool = False
+    """No model: answers are the request's own text. For measuring the fleet alone."""
+
+    def __post_init__(self) -> None:
+        _need(bool(self.brokers), "--broker EP (or HAULIER_BROKER) says which broker to serve")
+        _need(self.ring_mib >= 1, f"--ring-mib {self.ring_mib} must be 1 or more")
+        _need(0 <= self.metrics_port < 65536, "--metrics-port must be a port, or 0 for none")

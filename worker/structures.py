@@ -1,0 +1,79 @@
+"""values: what crosses the boundaries inside a worker, in order of flow (style habit 8). Knows no thread and no device.
+
+socket -> ``TokenizeJob`` -> tokenizer -> ``Prepared`` or ``Failed`` -> session -> ring -> engine -> ``Finished`` ->
+tokenizer (text and response body) -> ``Outcome`` -> session -> outbox -> socket.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from common.messages import LineRef
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen and when to stop. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    """Token ids that end the answer (the model's end-of-sequence ids among them); never part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeJob:
+    """A line as it came: the whole ``body`` (JSON bytes of the request)."""
+
+    ref: LineRef
+    url: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A line the engine can run; its token ids travel in the ring beside it."""
+
+    ref: LineRef
+    url: str
+    model: str
+    """The name to repeat in the answer."""
+    prompt_tokens: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A tokenized line: int32 ``token_ids`` go into the ring's payload."""
+
+    request: Request
+    token_ids: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What the engine has to say about a request, once. ``token_ids`` are the answer's, without a stop token."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    reason: str
+    """``stop``, ``length``, ``cancelled`` or ``failed`` (then ``error`` says why)."""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished line as the outbox stores it. ``body`` is the JSON of the output line's response body."""
+
+    ref: LineRef
+    status: str
+    """``ok``, ``failed`` or ``cancelled``."""
+    status_code: int
+    prompt_tokens: int
+    completion_tokens: int
+    body: bytes
