@@ -1,0 +1,114 @@
+"""shell: every metric of haulier, declared in one place, and the port they are read from. Sets none of them itself.
+
+R4 and S3 ask for their figures by name; what is not in ``Metrics`` is not exported. Each process has one ``Metrics``
+with a registry of its own, so that two machines in one test never share a number.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from common.errors import InvariantError, RefusedError
+
+HOST_VARIABLE = "HAULIER_METRICS_HOST"
+STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""From a small model's decode step to the prefill of a long history over a slow link."""
+OUTCOMES = ("completed", "failed", "cancelled", "expired")
+
+
+class Metrics:
+    """All metric families of one process. ``*_total`` families only rise; a restart begins again at 0. Any thread."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._totals: dict[Counter, float] = {}
+        self._lock = threading.Lock()
+        # ring (R4); the identity taken - returned = live is checked where the books are, and here it can be seen
+        self.ring_taken_bytes = self._counter("ring_taken_bytes", "Bytes taken by the producer, padding included")
+        self.ring_returned_bytes = self._counter("ring_returned_bytes", "Bytes returned by acknowledgements")
+        self.ring_live_bytes = self._gauge("ring_live_bytes", "Bytes taken and not returned, padding included")
+        self.ring_padding_live_bytes = self._gauge("ring_padding_live_bytes", "Padding among the live bytes")
+        self.ring_tokens_pending = self._gauge("ring_tokens_pending", "Tokens published and not yet consumed")
+        self.ring_items_unresolved = self._gauge(
+            "ring_items_unresolved", "Requests dispatched here and neither done, failed nor handed back"
+        )
+        self.ring_stuck = self._counter("ring_stuck", "Times the ring was found full with nothing in it (R6)")
+        # sessions (S3)
+        self.sessions = self._gauge("sessions", "Live sessions of each worker; more than one is a fault", "worker")
+        self.sessions_gone_working = self._counter(
+            "sessions_gone_working", "Sessions declared gone while they held work, by reason", "reason"
+        )
+        self.reconnects = self._counter("reconnects", "Logins of this worker after its first")
+        self.messages_dropped = self._counter("messages_dropped", "Messages of stale sessions not acted on", "reason")
+        # engine
+        self.staged_bytes = self._counter("staged_bytes", "History bytes copied host to device over the link")
+        self.retained_bytes = self._counter("retained_bytes", "History bytes served from retained device pages (H3)")
+        self.written_back_bytes = self._counter("written_back_bytes", "Changed rows copied device to host")
+        self.step_seconds = Histogram(
+            "haulier_step_seconds", "One pass over all layers", buckets=STEP_BUCKETS_S, registry=self.registry
+        )
+        self.tokens_generated = self._counter("tokens_generated", "Tokens sampled")
+        self.contexts = self._gauge("contexts", "Contexts by state", "state")
+        # lines and store
+        self.lines = self._counter("lines", "Lines that ended, by outcome", "outcome")
+        self.lines_wasted = self._counter("lines_wasted", "Results that came when the line had one already")
+        self.lines_waiting = self._gauge("lines_waiting", "Lines not assigned to any session")
+        self.outbox_lines = self._gauge("outbox_lines", "Finished results not yet acknowledged by the broker (D1)")
+        self.wal_bytes = self._gauge("wal_bytes", "Size of the store's write-ahead log", "store")
+        for outcome in OUTCOMES:  # a family with labels shows nothing until one is used: 0 is news, absence is not
+            self.lines.labels(outcome=outcome)
+
+    def _counter(self, name: str, words: str, *labels: str) -> Counter:
+        return Counter(f"haulier_{name}", words, labels, registry=self.registry)
+
+    def _gauge(self, name: str, words: str, *labels: str) -> Gauge:
+        return Gauge(f"haulier_{name}", words, labels, registry=self.registry)
+
+    def advance(self, counter: Counter, total: float) -> None:
+        """Bring a counter to ``total``, as books kept elsewhere have it. Raises ``InvariantError`` if it would fall.
+
+        ``counter`` is one of this object's, or one labelled child of it; it is then moved by this method only.
+        """
+        with self._lock:
+            former = self._totals.get(counter, 0.0)
+            if total < former:
+                raise InvariantError(f"a total fell from {former:g} to {total:g}: totals only rise")
+            counter.inc(total - former)
+            self._totals[counter] = total
+
+
+class Endpoint:
+    """The open port of ``start``."""
+
+    def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
+        self._server = server
+        self._thread = thread
+        self.port = int(server.server_port)
+
+    def stop(self) -> None:
+        """Close the port and wait for its thread. Not from that thread."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def start(metrics: Metrics, port: int | None, host: str | None = None) -> Endpoint | None:
+    """Serve ``metrics`` over HTTP at ``/metrics`` from a thread of its own; None when ``port`` is None.
+
+    Port 0 lets the system choose (see ``Endpoint.port``). ``host`` defaults to HAULIER_METRICS_HOST, else loopback
+    only: the figures have no key. Raises ``RefusedError`` when the port cannot be had.
+    """
+    if port is None:
+        return None
+    host = host if host is not None else os.environ.get(HOST_VARIABLE, "127.0.0.1")
+    try:
+        server, thread = start_http_server(port, addr=host, registry=metrics.registry)
+    except (OSError, OverflowError) as failure:
+        raise RefusedError(
+            f"metrics cannot be served on {host}:{port} ({failure}): choose another --metrics-port"
+        ) from failure
+    return Endpoint(server, thread)
