@@ -25,7 +25,7 @@ REASONS = frozenset({"reason", "message", "findings"})
 
 
 def encode(message: object) -> bytes:
-    """The message's bytes. Raises ``PeerFault`` when it would not fit into one frame: the other side would refuse it."""
+    """The message's bytes. Raises ``PeerFault`` when it would not fit into one frame, which the peer would refuse."""
     data = cast(bytes, msgpack.packb([type(message).__name__, *_fields(message)], use_bin_type=True))
     if len(data) > limits.MESSAGE_MAX_BYTES:
         raise PeerFault("too_large", f"{type(message).__name__} of {len(data)} bytes; {limits.MESSAGE_MAX_BYTES} fit")

@@ -85,7 +85,7 @@ class BrokerSettings:
         loopback = re.match(r"tcp://(127\.|localhost|\[::1\])", self.bind) is not None
         _need(
             not self.keys.insecure or loopback or self.keys.force,
-            f"--insecure lets anyone who reaches {self.bind} in; bind to 127.0.0.1, use --keys, or add --force-insecure",
+            f"--insecure lets anyone at {self.bind} in; bind to 127.0.0.1, use --keys, or add --force-insecure",
         )
         _need(self.disk_reserve_gib >= 0, "--disk-reserve-gib must be 0 or more")
         _need(0 <= self.metrics_port < 65536, "--metrics-port must be a port, or 0 for none")

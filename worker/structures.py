@@ -14,7 +14,7 @@ from common.messages import LineRef
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen and when to stop. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off."""
+    """How the next token is chosen, when to stop. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off."""
 
     max_tokens: int
     temperature: float = 0.0

@@ -1,0 +1,177 @@
+"""shell: CURVE key files and who is let in (S5). Knows no session and no message.
+
+A key folder holds ``server.key`` (public), ``server.key_secret``, ``client.key``, ``client.key_secret`` and
+``authorized/NAME.key``: the public keys that may speak to the broker, read again whenever the folder changes, so that
+keys come and go without a restart. ``add`` makes ``clients/NAME/``, a folder to hand to somebody: it holds that one
+key pair and the server's public key. Names that start with ``admin`` see every job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+from zmq.auth import create_certificates, load_certificate
+
+from common.errors import RefusedError, UsageError
+
+SERVER = "server"
+CLIENT = "client"
+AUTHORIZED = "authorized"
+CLIENTS = "clients"
+FIRST_NAME = "admin"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """One side's own pair, and the server's public key (Z85 text as bytes, 40 each)."""
+
+    public: bytes
+    secret: bytes
+    server: bytes
+
+
+def init(directory: Path, if_absent: bool = False) -> bool:
+    """Make server and first client keys in ``directory``. True if made, False if they were there and that is fine.
+
+    Raises ``RefusedError`` when keys are there already and ``if_absent`` is false: overwriting would lock everyone out.
+    The folder appears at once or not at all, so that two processes may try together.
+    """
+    _need_curve()
+    if (directory / f"{SERVER}.key_secret").exists():
+        if if_absent:
+            return False
+        raise RefusedError(f"{directory} already holds keys; remove it first, or choose another folder")
+    if directory.exists() and not directory.is_dir():
+        raise RefusedError(f"{directory} is a file; name a folder for the keys")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return _init_in(directory)
+    except OSError as error:
+        raise RefusedError(f"cannot make keys in {directory}: {error.strerror}") from error
+
+
+def _init_in(directory: Path) -> bool:
+    work = directory / f".making.{os.getpid()}"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(mode=0o700)
+    try:
+        create_certificates(work, CLIENT)
+        create_certificates(work, SERVER)
+        (directory / AUTHORIZED).mkdir(exist_ok=True)
+        for name in (f"{CLIENT}.key", f"{CLIENT}.key_secret", f"{SERVER}.key", f"{SERVER}.key_secret"):
+            (work / name).chmod(0o600 if name.endswith("_secret") else 0o644)
+        # the server's secret goes last and decides the race between two makers: linking fails if it is there
+        for name in (f"{CLIENT}.key", f"{CLIENT}.key_secret", f"{SERVER}.key"):
+            if (directory / f"{SERVER}.key_secret").exists():
+                return False
+            os.replace(work / name, directory / name)
+        shutil.copyfile(directory / f"{CLIENT}.key", directory / AUTHORIZED / f"{FIRST_NAME}.key")
+        os.link(work / f"{SERVER}.key_secret", directory / f"{SERVER}.key_secret")
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def add(directory: Path, name: str) -> Path:
+    """Make a key pair for ``name``, let it in, and return the folder to hand over."""
+    _check_name(name)
+    load_server(directory)
+    target = directory / CLIENTS / name
+    if target.exists() or (directory / AUTHORIZED / f"{name}.key").exists():
+        raise RefusedError(f"a key named {name!r} is in {directory} already; choose another name or revoke it first")
+    work = directory / f".adding.{name}.{os.getpid()}"
+    work.mkdir(mode=0o700)
+    try:
+        create_certificates(work, CLIENT)
+        (work / f"{CLIENT}.key_secret").chmod(0o600)
+        shutil.copyfile(directory / f"{SERVER}.key", work / f"{SERVER}.key")
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        work.rename(target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    public = directory / AUTHORIZED / f".{name}.new"
+    shutil.copyfile(target / f"{CLIENT}.key", public)
+    public.rename(directory / AUTHORIZED / f"{name}.key")
+    return target
+
+
+def revoke(directory: Path, name: str) -> None:
+    """Let ``name`` in no more; its open sessions end at their next message."""
+    _check_name(name)
+    try:
+        (directory / AUTHORIZED / f"{name}.key").unlink()
+    except FileNotFoundError:
+        known = ", ".join(sorted(path.stem for path in (directory / AUTHORIZED).glob("*.key"))) or "none"
+        raise RefusedError(f"no key named {name!r} is let in by {directory}; there are: {known}") from None
+    shutil.rmtree(directory / CLIENTS / name, ignore_errors=True)
+
+
+def load_server(directory: Path) -> KeyPair:
+    """The broker's own pair."""
+    public, secret = _load(directory / f"{SERVER}.key_secret", directory)
+    return KeyPair(public, secret, public)
+
+
+def load_client(directory: Path) -> KeyPair:
+    """A worker's or client's pair and the server's public key."""
+    public, secret = _load(directory / f"{CLIENT}.key_secret", directory)
+    server, _ = _load(directory / f"{SERVER}.key", directory, secret=False)
+    return KeyPair(public, secret, server)
+
+
+class Authorized:
+    """The public keys let in by a key folder, read again when its listing changes. Any thread may ask."""
+
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory / AUTHORIZED
+        self._stamp: tuple[tuple[str, int], ...] = ()
+        self._names: dict[bytes, str] = {}
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Read the folder again if it changed; True if it did."""
+        try:
+            found = sorted(path for path in self._folder.glob("*.key") if not path.name.startswith("."))
+            stamp = tuple((path.name, path.stat().st_mtime_ns) for path in found)
+            if stamp == self._stamp and self._names:
+                return False
+            self._names = {load_certificate(path)[0]: path.stem for path in found}
+        except OSError:  # a key vanished between listing and reading: the next refresh sees a settled folder
+            return False
+        self._stamp = stamp
+        return True
+
+    def name(self, public: bytes) -> str | None:
+        """Whose key this is (Z85, 40 bytes), or None: not let in."""
+        return self._names.get(public)
+
+
+def _load(path: Path, directory: Path, secret: bool = True) -> tuple[bytes, bytes]:
+    _need_curve()
+    try:
+        public, private = load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise RefusedError(
+            f"no usable key at {path}; --keys names a folder made by: haulier keys init {directory}"
+        ) from error
+    if secret and private is None:
+        raise RefusedError(f"{path} holds no secret key; --keys names a folder made by haulier keys init or add")
+    return public, private or b""
+
+
+def _check_name(name: str) -> None:
+    if _NAME.fullmatch(name) is None:
+        raise UsageError(f"a key's name is letters, digits, - and _, at most 64: not {name!r}")
+
+
+def _need_curve() -> None:
+    if not zmq.has("curve"):
+        raise RefusedError("this ZeroMQ has no CURVE; install the pyzmq wheel (or use --insecure on loopback)")
