@@ -18,6 +18,7 @@ import zmq
 from zmq.auth import create_certificates, load_certificate
 
 from common.errors import RefusedError, UsageError
+from common.locks import exclusive
 
 SERVER = "server"
 CLIENT = "client"
@@ -51,33 +52,28 @@ def init(directory: Path, if_absent: bool = False) -> bool:
         raise RefusedError(f"{directory} is a file; name a folder for the keys")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        return _init_in(directory)
+        with exclusive(directory / ".lock"):
+            return _init_in(directory)
     except OSError as error:
         raise RefusedError(f"cannot make keys in {directory}: {error.strerror}") from error
 
 
 def _init_in(directory: Path) -> bool:
-    work = directory / f".making.{os.getpid()}"
+    if (directory / f"{SERVER}.key_secret").exists():
+        return False
+    work = directory / ".making"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(mode=0o700)
-    try:
-        create_certificates(work, CLIENT)
-        create_certificates(work, SERVER)
-        (directory / AUTHORIZED).mkdir(exist_ok=True)
-        for name in (f"{CLIENT}.key", f"{CLIENT}.key_secret", f"{SERVER}.key", f"{SERVER}.key_secret"):
-            (work / name).chmod(0o600 if name.endswith("_secret") else 0o644)
-        # the server's secret goes last and decides the race between two makers: linking fails if it is there
-        for name in (f"{CLIENT}.key", f"{CLIENT}.key_secret", f"{SERVER}.key"):
-            if (directory / f"{SERVER}.key_secret").exists():
-                return False
-            os.replace(work / name, directory / name)
-        shutil.copyfile(directory / f"{CLIENT}.key", directory / AUTHORIZED / f"{FIRST_NAME}.key")
-        os.link(work / f"{SERVER}.key_secret", directory / f"{SERVER}.key_secret")
-        return True
-    except FileExistsError:
-        return False
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    create_certificates(work, CLIENT)
+    create_certificates(work, SERVER)
+    (directory / AUTHORIZED).mkdir(exist_ok=True)
+    shutil.copyfile(work / f"{CLIENT}.key", directory / AUTHORIZED / f"{FIRST_NAME}.key")
+    # the server's secret goes last: while it is missing, the folder does not count as made
+    for name in (f"{CLIENT}.key", f"{CLIENT}.key_secret", f"{SERVER}.key", f"{SERVER}.key_secret"):
+        (work / name).chmod(0o600 if name.endswith("_secret") else 0o644)
+        os.replace(work / name, directory / name)
+    work.rmdir()
+    return True
 
 
 def add(directory: Path, name: str) -> Path:
