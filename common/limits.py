@@ -49,6 +49,8 @@ STALL_MIN_S = 120.0
 """Work held and no engine progress for this long (or ten predicted steps): the worker's process ends itself."""
 DRAIN_S = 60.0
 """A draining worker finishes what it can in this time and hands the rest back."""
+PARENT_GRACE_S = 5.0
+"""A process started by ``haulier run`` has this long to leave in good order once its parent is gone."""
 
 # -- files ------------------------------------------------------------------------------------------------------
 LINE_MAX_BYTES = 64 * 1024 * 1024
@@ -82,6 +84,15 @@ STOP_STRINGS_MAX_COUNT = 16
 STEP_TABLES_COUNT = 3
 """Rotating host tables: the host runs at most one step ahead, so the third is never read by a copy in flight."""
 
+EVENTS_COUNT = 2048
+"""Device events of one engine: five a staged layer, two steps in flight, 128 dense layers, and room for retirement."""
+STAGING_SLOTS_MIN_COUNT = 2
+"""While one slot is attended, the next layer is copied into another."""
+RETIRE_DEADLINE_S = 120.0
+"""A sealed stage whose events are not over by then: the transport has failed (L4)."""
+QUARANTINE_DEADLINE_S = 30.0
+"""How long quarantine waits for proof that the device is done before it retains all and the process ends (L6)."""
+
 
 def check() -> None:
     """Raise ``InvariantError`` unless the bounds agree with each other."""
@@ -93,6 +104,7 @@ def check() -> None:
         "a part fits into a message": PART_MAX_BYTES * 2 <= MESSAGE_MAX_BYTES,
         "a batch fits into a message": BATCH_MAX_BYTES * 3 // 2 <= MESSAGE_MAX_BYTES,
         "descriptors are a power of two": RING_ENTRIES_COUNT & (RING_ENTRIES_COUNT - 1) == 0,
+        "events for two steps of 128 layers in flight": EVENTS_COUNT >= 2 * 5 * 128,
         "three step tables cover one step ahead": STEP_TABLES_COUNT >= 3,
     }
     broken = [words for words, holds in relations.items() if not holds]
