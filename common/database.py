@@ -53,7 +53,7 @@ def open_database(path: Path, migrations: Sequence[Migration], what: str) -> sql
 
 @contextlib.contextmanager
 def transaction(database: sqlite_utils.Database) -> Iterator[sqlite3.Connection]:
-    """All writes of the block in one synced commit, or none. Nothing may be told to anyone before the block ends (D1)."""
+    """All writes of the block in one synced commit, or none. Nobody is told anything before the block ends (D1)."""
     connection = database.conn
     connection.execute("BEGIN IMMEDIATE")
     try:
