@@ -1,0 +1,448 @@
+"""shell: the CPU as a device: queues whose operations run in any order that the recorded events allow.
+
+EAGER runs everything at once, in order: the way haulier runs on a CPU in earnest. The other temperaments put operations
+on queues and a seeded scheduler picks what runs next, so that a missing wait corrupts a result in an ordinary test. As
+torch computes eagerly here, a launch on the compute queue yields its value at once and leaves a *shadow*: at its
+scheduled time its reads are compared with what it saw (a byte that differs is a race), and only then do its writes become
+visible to other queues. Beside it ``shadow.ClockCheck`` looks for missing order whatever the schedule. Keeps Q1, Q2 and
+Q3 like the real device; knows nothing of leases.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+from typing import TypeVar
+
+import torch
+
+from common.errors import InvariantError
+from common.limits import EVENTS_COUNT
+from worker.engine.device import (
+    ComputeSynchroniseError,
+    CopyRefusedError,
+    DeviceError,
+    Event,
+    Queue,
+    QueueName,
+    RaceError,
+    TeardownError,
+)
+from worker.engine.event_pool import EventPool
+from worker.engine.footprint import host_bytes, ranges_of, returned_tensors
+from worker.engine.shadow import ClockCheck, Ranges, overlap
+
+T = TypeVar("T")
+
+
+class Temperament(Enum):
+    """How the scheduler picks. All are legal: a correct program gives the same bytes under each."""
+
+    EAGER = "eager"
+    """Everything at once, in order; no queues, no shadows: the plain CPU."""
+    EARLY = "early"
+    """Copies as early as legal, compute as late as possible: what overwrites too soon is found."""
+    LATE = "late"
+    """Copies as late as legal, compute at once: what reads too soon is found."""
+    RANDOM = "random"
+    """Any legal order, by seed."""
+
+
+class _Mark:
+    """What one recording stands for: done or not, where, and its clock."""
+
+    __slots__ = ("clock", "done", "queue", "seen")
+
+    def __init__(self, queue: _Lane, done: bool) -> None:
+        self.queue = queue
+        self.done = done
+        self.seen = False
+        self.clock: tuple[int, ...] = ()
+
+
+class _Raw:
+    """A pooled event: the mark of its newest recording."""
+
+    __slots__ = ("mark",)
+
+    def __init__(self) -> None:
+        self.mark: _Mark | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Operation:
+    """One entry of a queue: ``run`` does it; an entry that waits has ``until`` instead."""
+
+    label: str
+    run: Callable[[], None] | None
+    until: _Mark | None = None
+
+
+class _Lane:
+    """One queue: operations in order. ``held`` is a test's gate; ``broken`` a test's dead engine."""
+
+    __slots__ = ("broken", "held", "index", "operations", "queue")
+
+    def __init__(self, queue: Queue, index: int) -> None:
+        self.queue = queue
+        self.index = index
+        self.operations: deque[_Operation] = deque()
+        self.held = False
+        self.broken: str | None = None
+
+    def ready(self) -> bool:
+        """Whether the head may run now."""
+        if not self.operations or self.held:
+            return False
+        until = self.operations[0].until
+        return until is None or until.done
+
+
+class VirtualDevice:
+    """The port on a CPU. ``seed`` feeds RANDOM. ``check_clocks`` False leaves finding races to the bytes alone, which
+    tests use to show that they really corrupt. One thread, as the port says."""
+
+    kind = "virtual"
+
+    def __init__(
+        self,
+        temperament: Temperament = Temperament.EAGER,
+        seed: int = 0,
+        *,
+        events: int = EVENTS_COUNT,
+        check_clocks: bool = True,
+    ) -> None:
+        self.name = "cpu"
+        self.torch_device = torch.device("cpu")
+        self.temperament = temperament
+        self.seed = seed
+        self.eager = temperament is Temperament.EAGER
+        self._chance = Random(seed)
+        self._pool: EventPool[_Raw] = EventPool(events, _Raw, threading.get_ident)
+        self._queues = {name: Queue(name, index + 1) for index, name in enumerate(QueueName)}
+        self._lanes = {queue.handle: _Lane(queue, index) for index, queue in enumerate(self._queues.values())}
+        lanes = [name.value for name in QueueName]
+        self._clocks = None if self.eager or not check_clocks else ClockCheck(lanes, self._race)
+        self._teardown: str | None = None
+        self._uncertain: str | None = None
+
+    # -- ordering -------------------------------------------------------------------------------------------------
+    def adopt(self) -> None:
+        """Make the calling thread the owner of the event pool."""
+        self._pool.adopt()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Nothing to enter: plain torch calls run where they stand."""
+        yield
+
+    def queue(self, name: QueueName) -> Queue:
+        """The managed queue of that name."""
+        return self._queues[name]
+
+    def record(self, queue: Queue) -> Event:
+        """An event after all that ``queue`` holds."""
+        self._open()
+        event = self._pool.take()
+        lane = self._lanes[queue.handle]
+        mark = self._pool.raw(event).mark = _Mark(lane, done=self.eager)
+        if not self.eager:
+            if self._clocks is not None:
+                mark.clock = self._clocks.mark(lane.index)
+
+            def run() -> None:
+                mark.done = True
+
+            self._put(lane, _Operation(f"record {event}", run))
+        return event
+
+    def wait(self, queue: Queue, event: Event) -> None:
+        """What follows on ``queue`` runs after ``event``."""
+        self._open()
+        mark = self._mark(event)
+        if self.eager:
+            return
+        lane = self._lanes[queue.handle]
+        if self._clocks is not None:
+            self._clocks.wait(lane.index, mark.clock)
+        self._put(lane, _Operation(f"wait for {event}", None, until=mark))
+
+    def done(self, event: Event) -> bool:
+        """Whether ``event`` is over; each poll makes at least one operation of progress towards it, if any can run."""
+        mark = self._mark(event)
+        if not mark.done:
+            self._step_towards(mark)
+            if self.temperament is Temperament.RANDOM:
+                self._progress()
+        if mark.done and not mark.seen:
+            mark.seen = True
+            if self._clocks is not None:
+                self._clocks.observe(mark.clock)
+        return mark.done
+
+    def release(self, event: Event) -> None:
+        """Give the event back; waits already put on queues keep their meaning."""
+        self._pool.release(event)
+
+    # -- work -----------------------------------------------------------------------------------------------------
+    def copy(self, queue: Queue, dst: torch.Tensor, src: torch.Tensor, label: str = "") -> None:
+        """Copy all bytes of ``src`` to ``dst``."""
+        self._open()
+        if dst.dtype != src.dtype or dst.numel() != src.numel():
+            raise CopyRefusedError(f"copy '{label}': {src.numel()} {src.dtype} into {dst.numel()} {dst.dtype}")
+        if not (dst.is_contiguous() and src.is_contiguous()):
+            raise CopyRefusedError(f"copy '{label}' is strided: on CUDA it would not be asynchronous")
+        lane = self._lanes[queue.handle]
+        if self.eager:
+            self._alive(lane)
+            dst.view(-1).copy_(src.view(-1))
+            return
+        self._touched(lane, (src,), (dst,), label)
+
+        def run() -> None:
+            dst.view(-1).copy_(src.view(-1))
+
+        self._put(lane, _Operation(label, run))
+
+    def launch(
+        self,
+        queue: Queue,
+        fn: Callable[[], T],
+        reads: Sequence[torch.Tensor] = (),
+        writes: Sequence[torch.Tensor] = (),
+        label: str = "",
+    ) -> T | None:
+        """Compute: at once, with a shadow. Other queues: the whole of it at its scheduled time."""
+        self._open()
+        lane = self._lanes[queue.handle]
+        if self.eager:
+            self._alive(lane)
+            value = fn()
+            return value if queue.name is QueueName.COMPUTE else None
+        self._touched(lane, reads, writes, label)
+        if queue.name is not QueueName.COMPUTE:
+
+            def run() -> None:
+                fn()
+
+            self._put(lane, _Operation(label, run))
+            return None
+        self._force(lane)
+        self._alive(lane)
+        return self._compute(lane, fn, reads, writes, label)
+
+    def host_read(self, event: Event, tensor: torch.Tensor) -> None:
+        """Raise ``RaceError`` unless the host saw an event after the last write of ``tensor``."""
+        mark = self._mark(event)
+        if not mark.seen and not self.eager:
+            raise self._race(f"the host reads although it has not seen {event} done")
+        if self._clocks is not None:
+            self._clocks.host([(*self._key(tensor), False, tensor)], f"host read after {event}")
+
+    def host_write(self, tensor: torch.Tensor, label: str = "") -> None:
+        """Raise ``RaceError`` unless the host saw everything over that touches ``tensor``."""
+        if self._clocks is not None:
+            self._clocks.host([(*self._key(tensor), True, tensor)], label)
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+    def allocate_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed memory; filling it faults its pages in."""
+        return torch.empty(tuple(shape), dtype=dtype).zero_()
+
+    def free_host(self, tensor: torch.Tensor) -> None:
+        """Nothing to do: the interpreter frees it with its last reference. Refused after an unproven fence."""
+        if self._uncertain is not None:
+            raise TeardownError(f"host memory is not freed: {self._uncertain}")
+
+    def allocate_device(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed memory."""
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def host_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Itself: host and device are one."""
+        return tensor
+
+    # -- the end --------------------------------------------------------------------------------------------------
+    def begin_teardown(self, reason: str) -> None:
+        """Stop accepting operations."""
+        if self._teardown is None:
+            self._teardown = reason
+
+    def synchronise(self, queue: Queue) -> None:
+        """Run one queue dry; raises ``DeviceError`` if it cannot be."""
+        if queue.name is QueueName.COMPUTE:
+            raise ComputeSynchroniseError("a compute queue is never synchronised; wait for an event on the device")
+        self._force(self._lanes[queue.handle])
+        self._alive(self._lanes[queue.handle])
+
+    def synchronise_everything(self) -> None:
+        """Run all queues dry (Q3)."""
+        if self._teardown is None:
+            raise TeardownError("everything is synchronised only once teardown has begun")
+        for lane in self._lanes.values():
+            self._force(lane)
+            self._alive(lane)
+
+    def retain_everything(self, reason: str) -> None:
+        """Give nothing back any more."""
+        if self._uncertain is None:
+            self._uncertain = reason
+        self._pool.freeze(reason)
+
+    def check(self) -> None:
+        """Raise unless the event pool's books agree."""
+        self._pool.check()
+
+    @property
+    def events_held(self) -> int:
+        """Events in use."""
+        return self._pool.held
+
+    @property
+    def events_capacity(self) -> int:
+        """Events there are."""
+        return self._pool.capacity
+
+    # -- what only tests use ----------------------------------------------------------------------------------------
+    @property
+    def pending(self) -> int:
+        """Operations that have not run."""
+        return sum(len(lane.operations) for lane in self._lanes.values())
+
+    def drain(self) -> None:
+        """Let everything that can run do so, in the scheduler's order."""
+        while (lane := self._pick(list(self._lanes.values()))) is not None:
+            self._run_head(lane)
+
+    def hold(self, name: QueueName) -> None:
+        """Close a gate: nothing on this queue runs until ``let_go``."""
+        self._lanes[self._queues[name].handle].held = True
+
+    def let_go(self, name: QueueName) -> None:
+        """Open the gate."""
+        self._lanes[self._queues[name].handle].held = False
+
+    def break_queue(self, name: QueueName, reason: str) -> None:
+        """From here on whatever runs on this queue fails, as after a device error."""
+        self._lanes[self._queues[name].handle].broken = reason
+
+    # -- the scheduler ----------------------------------------------------------------------------------------------
+    def _put(self, lane: _Lane, operation: _Operation) -> None:
+        lane.operations.append(operation)
+        self._progress()
+
+    def _progress(self) -> None:
+        lanes = list(self._lanes.values())
+        compute = self._lanes[self._queues[QueueName.COMPUTE].handle]
+        if self.temperament is Temperament.EARLY:
+            eligible = [lane for lane in lanes if lane is not compute]
+        elif self.temperament is Temperament.LATE:
+            eligible = [compute]
+        else:
+            for _ in range(self._chance.randrange(4)):
+                if (lane := self._pick(lanes)) is not None:
+                    self._run_head(lane)
+            return
+        while (lane := self._pick(eligible)) is not None:
+            self._run_head(lane)
+
+    def _pick(self, lanes: Sequence[_Lane]) -> _Lane | None:
+        ready = [lane for lane in lanes if lane.ready()]
+        if not ready:
+            return None
+        return self._chance.choice(ready) if self.temperament is Temperament.RANDOM else ready[0]
+
+    def _run_head(self, lane: _Lane) -> None:
+        self._alive(lane)
+        operation = lane.operations.popleft()
+        if operation.run is not None:
+            operation.run()
+
+    def _force(self, lane: _Lane) -> None:
+        """Run everything on ``lane``, and of other queues what it waits for."""
+        while lane.operations:
+            if not self._step(lane):
+                raise DeviceError(f"{lane.queue.name.value} cannot proceed: a queue it waits for is held")
+
+    def _step_towards(self, mark: _Mark) -> None:
+        self._step(mark.queue)
+
+    def _step(self, lane: _Lane) -> bool:
+        """Run one operation that brings ``lane`` forward, there or on a queue it waits for; False if a gate is shut."""
+        while True:
+            if lane.held or not lane.operations:
+                return False
+            until = lane.operations[0].until
+            if until is None or until.done:
+                self._run_head(lane)
+                return True
+            lane = until.queue
+
+    def _compute(
+        self,
+        lane: _Lane,
+        fn: Callable[[], T],
+        reads: Sequence[torch.Tensor],
+        writes: Sequence[torch.Tensor],
+        label: str,
+    ) -> T:
+        saw = [host_bytes(tensor) for tensor in reads]
+        before = [tensor.clone() for tensor in writes]
+        value = fn()
+        self._no_alias(value, writes, label)
+        after = [tensor.clone() for tensor in writes]
+        for tensor, old in zip(writes, before, strict=True):
+            tensor.copy_(old)
+
+        def run() -> None:
+            for tensor, old in zip(reads, saw, strict=True):
+                now = host_bytes(tensor)
+                if not torch.equal(now, old):
+                    wrong = int((now != old).sum())
+                    raise self._race(f"{wrong} of {old.numel()} bytes that '{label}' reads changed while it ran")
+            for tensor, new in zip(writes, after, strict=True):
+                tensor.copy_(new)
+
+        self._put(lane, _Operation(label, run))
+        return value
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+    def _touched(self, lane: _Lane, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor], label: str) -> None:
+        if self._clocks is not None:
+            touches = [(*self._key(tensor), False, tensor) for tensor in reads]
+            touches += [(*self._key(tensor), True, tensor) for tensor in writes]
+            self._clocks.operate(lane.index, touches, label)
+
+    @staticmethod
+    def _key(tensor: torch.Tensor) -> tuple[int, Ranges]:
+        return tensor.untyped_storage().data_ptr(), ranges_of(tensor)
+
+    @staticmethod
+    def _no_alias(value: object, writes: Sequence[torch.Tensor], label: str) -> None:
+        for result in returned_tensors(value):
+            for tensor in writes:
+                if overlap(ranges_of(result), ranges_of(tensor)) is not None:
+                    raise InvariantError(f"launch '{label}' returns memory that it declares as written")
+
+    def _mark(self, event: Event) -> _Mark:
+        mark = self._pool.raw(event).mark
+        if mark is None:
+            raise InvariantError(f"{event} was never recorded")
+        return mark
+
+    def _open(self) -> None:
+        if self._teardown is not None:
+            raise TeardownError(f"the device accepts no work: {self._teardown}")
+
+    @staticmethod
+    def _alive(lane: _Lane) -> None:
+        if lane.broken is not None:
+            raise DeviceError(f"{lane.queue.name.value}: {lane.broken}")
+
+    def _race(self, words: str) -> RaceError:
+        return RaceError(f"{words} ({self.temperament.value}, seed {self.seed})")
