@@ -1,0 +1,181 @@
+"""shell: the session's side of the ring: writes payload and descriptor, fences, rings the doorbell (R1, R2).
+
+What a batch takes and gives back is ``accounting``'s to decide (R3-R6); this file only stores. Every method belongs to
+one thread, the session's. After warm-up each token id is written once, into the pages the device reads, and memory
+does not grow.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.errors import InvariantError
+from common.limits import DESCRIPTOR_BYTES, PAYLOAD_ALIGN_BYTES
+from ring.accounting import WORD_MASK, Accounting, Finding, RingFigures, word_of
+from ring.descriptor import FLAG_CANCEL, FLAG_SKIP, LAYOUT, Descriptor, Entry, RingRequest, batch_key
+from ring.handover import Handover, RingAborted
+from ring.memory import ABORT, CONSUMED, DOORBELL, RingMemory
+
+TokenIds: TypeAlias = "array[int] | npt.NDArray[np.int32]"
+_ALIGN = PAYLOAD_ALIGN_BYTES - 1
+_pack_into = LAYOUT.pack_into
+
+
+def _itself(item: Any) -> Hashable:
+    return item  # type: ignore[no-any-return] # items are the caller's; unhashable ones fail where they are hashed
+
+
+class Producer:
+    """Publishes batches into ``memory`` under the books of ``accounting``. One thread, the session's.
+
+    ``identity`` tells by what an item is recognised when it is cancelled; by default by itself (it must be hashable).
+    """
+
+    def __init__(
+        self, memory: RingMemory, accounting: Accounting, *, identity: Callable[[Any], Hashable] = _itself
+    ) -> None:
+        if memory.capacity_bytes != accounting.capacity_bytes or memory.entries != accounting.entries:
+            raise InvariantError("the ring's books and its pages are of different size")
+        self.memory = memory
+        self.accounting = accounting
+        self.handover = Handover(accounting.next_sequence)
+        self._identity = identity
+        self._words = memory.words
+        self._payload = memory.payload
+        self._table = memory.descriptors
+        self._slot_mask = memory.entries - 1
+        self._capacity = memory.capacity_bytes
+        self._cancels: dict[Hashable, Any] = {}
+        self._refused_items = 0
+        self._words[DOORBELL] = self._words[CONSUMED] = self._seen = word_of(accounting.next_sequence - 1)
+
+    # -- down ---------------------------------------------------------------------------------------------------
+
+    def publish(self, batch_id: str, requests: Sequence[tuple[Any, TokenIds]]) -> Entry | None:
+        """Publish one batch: ``requests`` are pairs of an item and its int32 token ids, one dimension each.
+
+        None while it does not fit (backpressure: ``poll``, then try again). Raises ``OversizeError`` for a batch that
+        can never fit, ``RingAborted`` after an abort, ``InvariantError`` for ids that are not int32.
+        """
+        if self.handover.aborted:
+            raise RingAborted("the ring was aborted: the engine or the session has ended")
+        total = 0
+        for request in requests:
+            total += len(request[1])
+        length = (total * 4 + _ALIGN) & ~_ALIGN
+        placement = self.accounting.fit(length)
+        if placement is None:
+            self._refused_items = len(requests)
+            return None
+        offset = placement.position % self._capacity >> 2
+        placed = []
+        try:
+            for item, ids in requests:
+                end = offset + len(ids)
+                self._payload[offset:end] = ids  # type: ignore[assignment] # a memory copy; typeshed knows bytes only
+                placed.append(RingRequest(item, offset, end - offset))
+                offset = end
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise InvariantError(f"token ids of batch {batch_id} are not int32 of one dimension: {error}") from error
+        sequence = self.accounting.take(length, placement, tokens=total, items=len(placed))
+        self._refused_items = 0
+        descriptor = Descriptor(
+            sequence, placement.position, length, placement.padding, len(placed), total, batch_key(batch_id)
+        )
+        entry = Entry(sequence, batch_id, descriptor, tuple(placed))
+        self._ring_doorbell(entry)
+        return entry
+
+    def _ring_doorbell(self, entry: Entry) -> None:
+        sequence = entry.sequence
+        _pack_into(self._table, (sequence & self._slot_mask) * DESCRIPTOR_BYTES, *entry.descriptor, 0)
+        self.memory.fence()  # payload and descriptor are in memory before anyone can see the doorbell
+        handover = self.handover
+        with handover.lock:
+            self._words[DOORBELL] = sequence & WORD_MASK
+            handover.published.append(entry)
+            if handover.sleeping:
+                handover.ready.notify()
+
+    def cancel(self, items: Iterable[Any]) -> Entry | None:
+        """Ask for ``items`` to be stopped: a descriptor without payload that travels in order and wakes the engine.
+
+        An entry the engine has not taken, all of whose items are named here, becomes a skip. None if even the entries
+        kept for cancellations are used: then it is published by a later ``poll``, together with what came meanwhile.
+        """
+        named = {self._identity(item): item for item in items}
+        self._cancels.update(named)
+        if named:
+            self._skip_untaken(named)
+        return self._publish_cancels()
+
+    def _skip_untaken(self, named: dict[Hashable, Any]) -> None:
+        identity = self._identity
+        published = self.handover.published
+        with self.handover.lock:
+            for index, entry in enumerate(published):
+                if entry.descriptor.flags or not all(identity(r.item) in named for r in entry.requests):
+                    continue
+                marked = entry._replace(descriptor=entry.descriptor._replace(flags=FLAG_SKIP))
+                _pack_into(self._table, (entry.sequence & self._slot_mask) * DESCRIPTOR_BYTES, *marked.descriptor, 0)
+                published[index] = marked
+                self.accounting.skip(entry.sequence)
+
+    def _publish_cancels(self) -> Entry | None:
+        if not self._cancels or self.handover.aborted:
+            return None
+        placement = self.accounting.fit(0, urgent=True)
+        if placement is None:
+            return None
+        requests = tuple(RingRequest(item, 0, 0) for item in self._cancels.values())
+        self._cancels.clear()
+        sequence = self.accounting.take(0, placement)
+        descriptor = Descriptor(sequence, placement.position, 0, 0, len(requests), 0, batch_key("cancel"), FLAG_CANCEL)
+        entry = Entry(sequence, "cancel", descriptor, requests)
+        self._ring_doorbell(entry)
+        return entry
+
+    # -- back ---------------------------------------------------------------------------------------------------
+
+    def poll(self) -> int:
+        """Read the consumed word and give back, in order, what the device has read for good: how many entries."""
+        word = self._words[CONSUMED]
+        count = 0
+        if word != self._seen:
+            count = self.accounting.give_back_to(word)
+            self._seen = word
+        if self._cancels:
+            self._publish_cancels()
+        return count
+
+    def resolve(self, items: int = 1) -> None:
+        """``items`` published requests are done, failed or handed back."""
+        self.accounting.resolve(items)
+
+    def close(self) -> None:
+        """Ring the abort word: the engine wakes and sees it; nothing more is published. May be called again."""
+        self._words[ABORT] = 1
+        self.handover.abort()
+
+    # -- what the books say -------------------------------------------------------------------------------------
+
+    def credit(self) -> tuple[int, int]:
+        """Entries that batches may still take, and the largest batch in bytes that would be accepted now."""
+        return self.accounting.credit()
+
+    def figures(self) -> RingFigures:
+        """The books (R4), audited as they are read."""
+        return self.accounting.figures()
+
+    def finding(self, *, engine_idle: bool, waiting_items: int | None = None) -> Finding | None:
+        """R6: items unresolved, no tokens pending, engine idle; with the holder of every live descriptor.
+
+        ``waiting_items`` of this worker are not in the ring yet; by default those of the batch refused last.
+        """
+        waiting = self._refused_items if waiting_items is None else waiting_items
+        return self.accounting.finding(engine_idle=engine_idle, waiting_items=waiting, holder_of=self.handover.holder)
