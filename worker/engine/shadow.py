@@ -70,8 +70,8 @@ class ClockCheck:
         return sum(len(accesses) for accesses in self._accesses.values())
 
     def operate(self, lane: int, touches: Iterable[tuple[int, Ranges, bool, object]], label: str) -> None:
-        """One operation is put on ``lane``. Each touch: a key of its memory (equal keys may overlap, others cannot), its
-        ranges, whether it writes, and what to keep alive. Raises what ``report`` makes of the first race."""
+        """One operation is put on ``lane``. Each touch: a key of its memory (equal keys may overlap, others cannot),
+        its ranges, whether it writes, and what to keep alive. Raises what ``report`` makes of the first race."""
         clock = self._clocks[lane]
         self._merge(clock, self._clocks[self._host])
         clock[lane] += 1

@@ -3,9 +3,9 @@
 EAGER runs everything at once, in order: the way haulier runs on a CPU in earnest. The other temperaments put operations
 on queues and a seeded scheduler picks what runs next, so that a missing wait corrupts a result in an ordinary test. As
 torch computes eagerly here, a launch on the compute queue yields its value at once and leaves a *shadow*: at its
-scheduled time its reads are compared with what it saw (a byte that differs is a race), and only then do its writes become
-visible to other queues. Beside it ``shadow.ClockCheck`` looks for missing order whatever the schedule. Keeps Q1, Q2 and
-Q3 like the real device; knows nothing of leases.
+scheduled time its reads are compared with what it saw (a byte that differs is a race), and only then do its writes
+become visible to other queues. Beside it ``shadow.ClockCheck`` looks for missing order whatever the schedule. Keeps Q1,
+Q2 and Q3 like the real device; knows nothing of leases.
 """
 
 from __future__ import annotations
