@@ -1,0 +1,117 @@
+"""S5 at rest: key folders are made once, handed out, revoked, and never half-made."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from common import keys
+from common.errors import RefusedError, UsageError
+
+
+def test_a_new_folder_lets_its_own_client_in(tmp_path: Path) -> None:
+    """The first `haulier keys init`: broker and client share one folder and it is enough."""
+    assert keys.init(tmp_path)
+    client = keys.load_client(tmp_path)
+    assert client.server == keys.load_server(tmp_path).public
+    assert keys.Authorized(tmp_path).name(client.public) == keys.FIRST_NAME
+
+
+def test_secrets_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
+    """A shared machine: other users must not read a secret key."""
+    keys.init(tmp_path)
+    bundle = keys.add(tmp_path, "bob")
+    for secret in (*tmp_path.glob("*_secret"), *bundle.glob("*_secret")):
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+def test_init_never_replaces_keys(tmp_path: Path) -> None:
+    """Run twice by a script: the second run must not lock everyone out."""
+    keys.init(tmp_path)
+    before = keys.load_server(tmp_path)
+    with pytest.raises(RefusedError, match="already holds keys"):
+        keys.init(tmp_path)
+    assert not keys.init(tmp_path, if_absent=True)
+    assert keys.load_server(tmp_path) == before
+
+
+def test_two_makers_at_once_agree(tmp_path: Path) -> None:
+    """Two containers start on one empty volume: one makes the keys, both find the same ones."""
+    made: list[bool] = []
+    threads = [threading.Thread(target=lambda: made.append(keys.init(tmp_path, if_absent=True))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == [False] * 7 + [True]
+    assert keys.Authorized(tmp_path).name(keys.load_client(tmp_path).public) == keys.FIRST_NAME
+
+
+def test_a_cut_init_is_finished_by_the_next(tmp_path: Path) -> None:
+    """Killed while making keys: the folder without the server's secret counts as not made."""
+    keys.init(tmp_path)
+    (tmp_path / "server.key_secret").unlink()
+    assert keys.init(tmp_path, if_absent=True)
+    assert keys.Authorized(tmp_path).name(keys.load_client(tmp_path).public) == keys.FIRST_NAME
+
+
+def test_a_revoked_key_is_let_in_no_more_without_a_restart(tmp_path: Path) -> None:
+    """Somebody leaves: their key stops working while the broker runs on."""
+    keys.init(tmp_path)
+    bundle = keys.add(tmp_path, "bob")
+    public = keys.load_client(bundle).public
+    authorized = keys.Authorized(tmp_path)
+    assert authorized.name(public) == "bob"
+    keys.revoke(tmp_path, "bob")
+    assert authorized.name(public) == "bob", "control: without a refresh the old listing stands"
+    authorized.refresh()
+    assert authorized.name(public) is None
+
+
+def test_the_last_key_can_be_revoked(tmp_path: Path) -> None:
+    """An empty folder lets nobody in, rather than whoever was in before."""
+    keys.init(tmp_path)
+    authorized = keys.Authorized(tmp_path)
+    keys.revoke(tmp_path, keys.FIRST_NAME)
+    authorized.refresh()
+    assert authorized.name(keys.load_client(tmp_path).public) is None
+
+
+@pytest.mark.parametrize("name", ["", "../x", ".hidden", "a/b", "x" * 65])
+def test_names_that_are_paths_are_refused(tmp_path: Path, name: str) -> None:
+    """A name becomes a file name: it must not reach outside the folder."""
+    keys.init(tmp_path)
+    with pytest.raises(UsageError):
+        keys.add(tmp_path, name)
+
+
+def test_revoking_a_stranger_says_who_is_there(tmp_path: Path) -> None:
+    """A typing mistake: the error lists the names."""
+    keys.init(tmp_path)
+    with pytest.raises(RefusedError, match="admin"):
+        keys.revoke(tmp_path, "bbo")
+
+
+def test_adding_a_name_twice_is_refused(tmp_path: Path) -> None:
+    """The first holder of a name keeps the key."""
+    keys.init(tmp_path)
+    keys.add(tmp_path, "bob")
+    with pytest.raises(RefusedError, match="bob"):
+        keys.add(tmp_path, "bob")
+
+
+def test_a_folder_without_keys_says_how_to_make_them(tmp_path: Path) -> None:
+    """The most common first mistake."""
+    with pytest.raises(RefusedError, match="haulier keys init"):
+        keys.load_client(tmp_path / "nothing")
+
+
+def test_keys_in_place_of_a_file_are_refused(tmp_path: Path) -> None:
+    """`haulier keys init README.md`."""
+    target = tmp_path / "file"
+    target.write_text("x")
+    with pytest.raises(RefusedError, match="is a file"):
+        keys.init(target)
