@@ -16,6 +16,7 @@ from common.errors import InvariantError, RefusedError
 
 WORD_MASK = 0xFFFF_FFFF
 _HALF = 0x8000_0000
+_new = tuple.__new__  # a named tuple's own constructor costs twice as much, and this is the publish path
 _CANCEL_SHARE = 8
 """One eighth of the table is kept for cancellations: the work that fills a ring must not shut out what stops it."""
 
@@ -127,7 +128,7 @@ class Accounting:
         self._wraps = 0
         self._padding_taken = 0
         self._skipped = 0
-        self._live: deque[Live] = deque()
+        self._live: deque[tuple[int, int, int, int]] = deque()  # the fields of Live; making one costs
 
     # -- taking -------------------------------------------------------------------------------------------------
 
@@ -148,9 +149,9 @@ class Accounting:
         free = capacity - (taken - self._returned)
         room = capacity - taken % capacity
         if length <= room:
-            return Placement(taken, 0) if length <= free else None
+            return _new(Placement, (taken, 0, 0)) if length <= free else None
         if room + length <= free:
-            return Placement(taken + room, room)
+            return _new(Placement, (taken + room, room, 0))
         if free == capacity:
             # R5: nothing is live, so the rest of this lap holds nothing for anyone. It is passed over, not padded:
             # length + padding would be more than the whole ring, and the batch would wait for ever.
@@ -174,7 +175,7 @@ class Accounting:
             raise InvariantError(f"placement {placement} is stale: {self._taken} bytes are taken")
         sequence = self._next
         self._next = sequence + 1
-        self._live.append(Live(sequence, length, padding, tokens))
+        self._live.append((sequence, length, padding, tokens))
         self._taken = position + length
         self._held += length + padding
         if skipped:
@@ -198,15 +199,15 @@ class Accounting:
         Returns the bytes freed; raises ``InvariantError`` for any other sequence than the oldest live one.
         """
         live = self._live
-        if not live or live[0].sequence != sequence:
-            oldest = live[0].sequence if live else "none"
+        if not live or live[0][0] != sequence:
+            oldest = live[0][0] if live else "none"
             raise InvariantError(f"entry {sequence} was given back while the oldest live one is {oldest}")
-        entry = live.popleft()
-        freed = self._freed_by(entry)
+        _, length, padding, tokens = live.popleft()
+        freed = self._freed_by(length, padding)
         self._returned += freed
-        self._held -= entry.length + entry.padding
-        self._padding_live -= entry.padding
-        self._tokens_pending -= entry.tokens
+        self._held -= length + padding
+        self._padding_live -= padding
+        self._tokens_pending -= tokens
         self._check()
         return freed
 
@@ -216,7 +217,7 @@ class Accounting:
         Raises ``InvariantError`` if the word names an entry that was never taken.
         """
         live = self._live
-        oldest = live[0].sequence if live else self._next
+        oldest = live[0][0] if live else self._next
         count = (word - oldest + 1) & WORD_MASK
         if count > len(live):
             raise InvariantError(f"the consumed word {word} is outside of the {len(live)} live entries from {oldest}")
@@ -224,15 +225,16 @@ class Accounting:
             self.give_back(sequence)
         return count
 
-    def _freed_by(self, entry: Live) -> int:
-        return entry.length + entry.padding
+    def _freed_by(self, length: int, padding: int) -> int:
+        """What giving an entry back frees: the one line whose second half the published failure lacked."""
+        return length + padding
 
     def skip(self, sequence: int) -> None:
         """Entry ``sequence`` will not run (cancelled before the engine took it): its tokens are no longer pending."""
-        for index, entry in enumerate(self._live):
-            if entry.sequence == sequence:
-                self._tokens_pending -= entry.tokens
-                self._live[index] = entry._replace(tokens=0)
+        for index, (live, length, padding, tokens) in enumerate(self._live):
+            if live == sequence:
+                self._tokens_pending -= tokens
+                self._live[index] = (live, length, padding, 0)
                 return
         raise InvariantError(f"entry {sequence} is not live and cannot be skipped")
 
@@ -256,7 +258,7 @@ class Accounting:
 
     def live(self) -> tuple[Live, ...]:
         """The entries taken and not given back, oldest first."""
-        return tuple(self._live)
+        return tuple(Live(*entry) for entry in self._live)
 
     @property
     def next_sequence(self) -> int:
@@ -305,7 +307,7 @@ class Accounting:
             bytes_held=held,
             bytes_free=self.capacity_bytes - held,
             entries_free=self.entries - len(self._live),
-            holders=tuple(Holder(*entry, by=holder_of(entry.sequence)) for entry in self._live),
+            holders=tuple(Holder(*entry, by=holder_of(entry.sequence)) for entry in self.live()),
         )
 
     def _check(self) -> None:
@@ -320,7 +322,7 @@ class Accounting:
     def audit(self) -> None:
         """The identity of R4 against the live entries themselves: every book is summed again, or ``InvariantError``."""
         self._check()
-        live = self._live
+        live = self.live()
         wrong = {
             "bytes": (sum(e.length + e.padding for e in live), self._held),
             "padding": (sum(e.padding for e in live), self._padding_live),

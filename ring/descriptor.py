@@ -5,7 +5,6 @@ Knows the layout in memory; does not know where the table lies, who holds an ent
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from typing import NamedTuple
 
@@ -45,8 +44,8 @@ if LAYOUT.size != DESCRIPTOR_BYTES or DESCRIPTOR_DTYPE.itemsize != DESCRIPTOR_BY
 
 
 class Descriptor(NamedTuple):
-    """One entry of the table. Frozen; a named tuple, because one is made per batch and a frozen dataclass of eight
-    fields takes three times as long to make.
+    """One entry of the table. Frozen; a named tuple, because a frozen dataclass of eight fields takes three times
+    as long to make.
 
     ``position`` and ``length`` are bytes of the payload arena; a position is 64-bit and only grows, its offset is
     ``position % capacity``. ``padding`` is what was left unused before ``position`` so that the payload is in one
@@ -60,7 +59,7 @@ class Descriptor(NamedTuple):
     request_count: int
     token_count: int
     batch_id: bytes
-    """``batch_key`` of the batch's name: 16 bytes."""
+    """``batch_key`` of the batch's name."""
     flags: int = 0
 
     def pack(self) -> bytes:
@@ -80,11 +79,8 @@ class Descriptor(NamedTuple):
 
 
 def batch_key(batch_id: str) -> bytes:
-    """16 bytes that stand for a batch's name in its descriptor: its text where that fits, else its BLAKE2b hash."""
-    text = batch_id.encode()
-    if len(text) <= BATCH_KEY_BYTES:
-        return text.ljust(BATCH_KEY_BYTES, b"\0")
-    return hashlib.blake2b(text, digest_size=BATCH_KEY_BYTES).digest()
+    """The first 16 bytes of a batch's name, for people who look at the table; an entry is known by its sequence."""
+    return batch_id.encode()[:BATCH_KEY_BYTES].ljust(BATCH_KEY_BYTES, b"\0")
 
 
 class RingRequest(NamedTuple):
@@ -96,19 +92,40 @@ class RingRequest(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A published batch as the host knows it: its descriptor's shadow, so that nobody reads write-combined pages."""
+    """A published batch as the host knows it: its descriptor's shadow, so that nobody reads write-combined pages.
+
+    ``requests`` are in the order they were published in; the other fields are the descriptor's.
+    """
 
     sequence: int
     batch_id: str
-    descriptor: Descriptor
     requests: tuple[RingRequest, ...]
+    position: int
+    length: int
+    padding: int
+    token_count: int
+    flags: int = 0
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """What stands in the table for this entry; made when asked for, since handing an entry over needs none."""
+        return Descriptor(
+            self.sequence,
+            self.position,
+            self.length,
+            self.padding,
+            len(self.requests),
+            self.token_count,
+            batch_key(self.batch_id),
+            self.flags,
+        )
 
     @property
     def is_cancel(self) -> bool:
         """Whether the entry carries no work: its requests' items are to be stopped."""
-        return bool(self.descriptor.flags & FLAG_CANCEL)
+        return bool(self.flags & FLAG_CANCEL)
 
     @property
     def is_skip(self) -> bool:
         """Whether all of its requests were cancelled before the engine took it: release it without running it."""
-        return bool(self.descriptor.flags & FLAG_SKIP)
+        return bool(self.flags & FLAG_SKIP)

@@ -17,13 +17,14 @@ import numpy.typing as npt
 from common.errors import InvariantError
 from common.limits import DESCRIPTOR_BYTES, PAYLOAD_ALIGN_BYTES
 from ring.accounting import WORD_MASK, Accounting, Finding, RingFigures, word_of
-from ring.descriptor import FLAG_CANCEL, FLAG_SKIP, LAYOUT, Descriptor, Entry, RingRequest, batch_key
+from ring.descriptor import FLAG_CANCEL, FLAG_SKIP, LAYOUT, Entry, RingRequest
 from ring.handover import Handover, RingAborted
 from ring.memory import ABORT, CONSUMED, DOORBELL, RingMemory
 
 TokenIds: TypeAlias = "array[int] | npt.NDArray[np.int32]"
 _ALIGN = PAYLOAD_ALIGN_BYTES - 1
 _pack_into = LAYOUT.pack_into
+_new = tuple.__new__  # a named tuple's own constructor costs twice as much, and this is the publish path
 
 
 def _itself(item: Any) -> Hashable:
@@ -46,6 +47,7 @@ class Producer:
         self.handover = Handover(accounting.next_sequence)
         self._identity = identity
         self._words = memory.words
+        self._fence = memory.fence
         self._payload = memory.payload
         self._table = memory.descriptors
         self._slot_mask = memory.entries - 1
@@ -72,32 +74,36 @@ class Producer:
         if placement is None:
             self._refused_items = len(requests)
             return None
-        offset = placement.position % self._capacity >> 2
+        position, padding, _ = placement
+        start = position % self._capacity >> 2
+        payload = self._payload
         placed = []
         try:
             for item, ids in requests:
-                end = offset + len(ids)
-                self._payload[offset:end] = ids  # type: ignore[assignment] # a memory copy; typeshed knows bytes only
-                placed.append(RingRequest(item, offset, end - offset))
-                offset = end
+                count = len(ids)
+                payload[start : start + count] = ids  # type: ignore[assignment] # typeshed knows memoryviews of bytes only
+                placed.append(_new(RingRequest, (item, start, count)))
+                start += count
         except (ValueError, TypeError, NotImplementedError) as error:
             raise InvariantError(f"token ids of batch {batch_id} are not int32 of one dimension: {error}") from error
         sequence = self.accounting.take(length, placement, tokens=total, items=len(placed))
         self._refused_items = 0
-        descriptor = Descriptor(
-            sequence, placement.position, length, placement.padding, len(placed), total, batch_key(batch_id)
-        )
-        entry = Entry(sequence, batch_id, descriptor, tuple(placed))
+        entry = _new(Entry, (sequence, batch_id, tuple(placed), position, length, padding, total, 0))
         self._ring_doorbell(entry)
         return entry
 
+    def _describe(self, entry: Entry) -> None:
+        sequence, batch_id, requests, position, length, padding, tokens, flags = entry
+        at = (sequence & self._slot_mask) * DESCRIPTOR_BYTES
+        name = batch_id.encode()  # the layout keeps its first 16 bytes, as batch_key does
+        _pack_into(self._table, at, sequence, position, length, padding, len(requests), tokens, name, flags, 0)
+
     def _ring_doorbell(self, entry: Entry) -> None:
-        sequence = entry.sequence
-        _pack_into(self._table, (sequence & self._slot_mask) * DESCRIPTOR_BYTES, *entry.descriptor, 0)
-        self.memory.fence()  # payload and descriptor are in memory before anyone can see the doorbell
+        self._describe(entry)
+        self._fence()  # payload and descriptor are in memory before anyone can see the doorbell
         handover = self.handover
         with handover.lock:
-            self._words[DOORBELL] = sequence & WORD_MASK
+            self._words[DOORBELL] = entry.sequence & WORD_MASK
             handover.published.append(entry)
             if handover.sleeping:
                 handover.ready.notify()
@@ -119,10 +125,10 @@ class Producer:
         published = self.handover.published
         with self.handover.lock:
             for index, entry in enumerate(published):
-                if entry.descriptor.flags or not all(identity(r.item) in named for r in entry.requests):
+                if entry.flags or not all(identity(r.item) in named for r in entry.requests):
                     continue
-                marked = entry._replace(descriptor=entry.descriptor._replace(flags=FLAG_SKIP))
-                _pack_into(self._table, (entry.sequence & self._slot_mask) * DESCRIPTOR_BYTES, *marked.descriptor, 0)
+                marked = entry._replace(flags=FLAG_SKIP)
+                self._describe(marked)
                 published[index] = marked
                 self.accounting.skip(entry.sequence)
 
@@ -135,8 +141,7 @@ class Producer:
         requests = tuple(RingRequest(item, 0, 0) for item in self._cancels.values())
         self._cancels.clear()
         sequence = self.accounting.take(0, placement)
-        descriptor = Descriptor(sequence, placement.position, 0, 0, len(requests), 0, batch_key("cancel"), FLAG_CANCEL)
-        entry = Entry(sequence, "cancel", descriptor, requests)
+        entry = Entry(sequence, "cancel", requests, placement.position, 0, 0, 0, FLAG_CANCEL)
         self._ring_doorbell(entry)
         return entry
 
