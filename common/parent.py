@@ -1,4 +1,4 @@
-"""shell: lets a process end with the one that started it, so that ``haulier run`` leaves nothing running. Knows no rule.
+"""shell: lets a process end with the one that started it, so that ``haulier run`` leaves nothing. Knows no rule.
 
 The parent keeps the write end of a pipe and hands the read end down, its number in ``HAULIER_PARENT_PIPE``. However the
 parent ends, SIGKILL included, the kernel closes its end and the child reads the end of the file. A pipe, and not a

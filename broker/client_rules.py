@@ -1,0 +1,148 @@
+"""rules: what a client decides and how it words it: when a job has ended, its exit code, its tables. Knows no socket.
+
+Home of the exit codes of a job (0 all completed, 1 some failed, 4 failed validation, 5 cancelled or expired, 6 not
+finished) and of the words people read about jobs, workers and audits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from common import errors, messages
+from common.errors import HaulierError, UsageError
+from common.ids import is_id
+
+ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+"""Statuses that change no more."""
+SOME_FAILED = 1
+_BY_EXIT_CODE: dict[int, type[HaulierError]] = {
+    2: errors.UsageError,
+    3: errors.UnreachableError,
+    4: errors.RefusedError,
+    5: errors.CancelledError,
+    6: errors.NotFinishedError,
+}
+
+
+def error_for(exit_code: int, message: str) -> HaulierError:
+    """The failure whose exit code is ``exit_code``; a code that means nothing to us is a bug of ours (70)."""
+    return _BY_EXIT_CODE.get(exit_code, errors.InvariantError)(message)
+
+
+def job_exit_code(info: messages.JobInfo) -> int:
+    """What a command that speaks for this job ends with. ``completed`` with failed lines never reads as success."""
+    if info.status == "completed":
+        return SOME_FAILED if info.failed else 0
+    if info.status == "failed":
+        return errors.RefusedError.exit_code
+    if info.status in ENDED:
+        return errors.CancelledError.exit_code
+    return errors.NotFinishedError.exit_code
+
+
+def checked_job(text: str) -> str:
+    """``text`` if it can be a job id. Raises ``UsageError`` otherwise."""
+    low = text.strip().lower()
+    if not is_id(low):
+        raise UsageError(
+            f"{text!r} is not a job id; ids look like 3f0c1c1e-9d1b-4c63-8a5e-0c2f6f1f9a77: see haulier jobs"
+        )
+    return low
+
+
+def as_json(message: Any) -> dict[str, Any]:
+    """A message as plain values for ``--json``: its fields by name, without the number of the request."""
+    plain: dict[str, Any] = dataclasses.asdict(message)
+    plain.pop("request", None)
+    return plain
+
+
+def sentence(info: messages.JobInfo) -> str:
+    """A job in one line."""
+    parts = [f"{info.completed} of {info.total} lines completed"]
+    if info.failed:
+        parts.append(f"{info.failed} failed")
+    if info.status not in ENDED:
+        parts += [f"{info.running} running", f"{info.waiting} waiting"]
+    if info.problems:
+        parts.append(f"{info.problems} bad lines in the input")
+    if info.wasted:
+        parts.append(f"{info.wasted} runs wasted")
+    parts.append(f"{info.prompt_tokens} + {info.completion_tokens} tokens")
+    if info.status == "validating":
+        parts = [f"{info.lines_read} lines read"]
+    reason = f" ({info.reason})" if info.reason else ""
+    return f"{info.job} {info.status}: {', '.join(parts)}{reason}"
+
+
+def problem_text(problem: messages.Problem) -> str:
+    """One bad line as people read it."""
+    return f"line {problem.line}: {problem.code}: {problem.message}"
+
+
+def jobs_table(jobs: Iterable[messages.JobInfo]) -> list[str]:
+    rows = [("JOB", "STATUS", "TOTAL", "DONE", "FAILED", "RUNNING", "WAITING", "NAME")]
+    rows += [
+        (j.job, j.status, str(j.total), str(j.completed), str(j.failed), str(j.running), str(j.waiting), j.name)
+        for j in jobs
+    ]
+    return aligned(rows)
+
+
+def workers_table(workers: Iterable[messages.WorkerInfo]) -> list[str]:
+    rows = [("WORKER", "PHASE", "MODEL", "RUNNING", "ASSIGNED", "OF", "CREDIT", "STEPS", "TOKENS", "BEAT")]
+    rows += [
+        (
+            w.worker, w.phase, ",".join(model.name for model in w.models) or "-", str(w.running), str(w.assigned),
+            str(w.concurrency), str(w.credit_lines), str(w.steps), str(w.tokens), f"{w.last_beat_s:.1f} s",
+        )
+        for w in workers
+    ]  # fmt: skip
+    return aligned(rows)
+
+
+def audit_text(audit: messages.Audit) -> list[str]:
+    """D4's proof for one job in words."""
+    verdict = "holds" if audit.holds else "DOES NOT HOLD"
+    return [
+        f"{audit.job}: every line ends exactly once: {verdict}",
+        f"  {audit.output_lines} output + {audit.error_lines} error of {audit.total} lines, "
+        f"{audit.duplicates} duplicate, {audit.missing} missing; {audit.runs} runs, {audit.wasted} wasted",
+        *(f"  {finding}" for finding in audit.findings),
+    ]
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines of text, columns aligned: whole numbers to the right, the rest to the left, two blanks between."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    numeric = [len(rows) > 1 and all(row[column].isdigit() for row in rows[1:]) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def duration(seconds: float) -> str:
+    """``7 s``, ``3:07`` or ``1:02:03``: short enough for a bar."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02}:{left:02}" if hours else f"{minutes}:{left:02}"
+
+
+def amount(count: float, unit: str) -> str:
+    """``count`` of ``unit`` in words; bytes in the largest binary unit that keeps the number at 1 or more."""
+    if unit != "bytes":
+        return f"{count:,.0f} {unit}" if count >= 10 or count == int(count) else f"{count:.1f} {unit}"
+    for name in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or name == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {name}" if name == "B" or count >= 100 else f"{count:.1f} {name}"
