@@ -28,6 +28,17 @@ BATCH_MAX_LINES = 256
 """Lines of one assignment."""
 BATCH_MAX_BYTES = 2 * 1024 * 1024
 """Bodies of one assignment; a single larger body travels alone, in parts."""
+BODY_PARTS_A_BEAT_COUNT = 32
+"""Parts of long bodies sent to one worker in one beat (32 MiB/s): its queue never fills up, so beats get through."""
+HELD_MAX_COUNT = 262_144
+"""Lines one worker may list when it logs in: far above any credit, and a peer cannot make us hold more."""
+RESULTS_OPEN_MAX_BYTES = 2 * 64 * 1024 * 1024
+"""Long results of one session that have begun to come and are not whole: two of the longest."""
+MESSAGES_A_TURN_COUNT = 1024
+"""Messages the broker takes in one turn: one commit covers them all, and beats are never late."""
+MESSAGES_A_TURN_BYTES = 32 * 1024 * 1024
+FETCH_MAX_BYTES = 1024 * 1024
+"""Output lines in one answer to a client, unless one line alone is longer."""
 
 # -- time -------------------------------------------------------------------------------------------------------
 BEAT_S = 1.0
@@ -60,12 +71,41 @@ PROBLEMS_LISTED_MAX_COUNT = 10_000
 """Bad lines kept one by one of one file; beyond it only their count."""
 VALIDATE_LINES_A_TURN = 2_000
 """Lines checked in one turn of the broker, so that beats go on while a large file is read."""
+VALIDATE_BYTES_A_TURN = 8 * 1024 * 1024
+"""The same in bytes; one longer line is still read in one turn."""
+MODELS_A_JOB_MAX_COUNT = 64
+"""Different models one input file may name: each has its own waiting window."""
 
 # -- store ------------------------------------------------------------------------------------------------------
 WAITING_LOADED_MAX_COUNT = 4_096
 """Waiting lines of one job held in memory; the rest stays in the store, so that memory is flat."""
+WAITING_LOADED_MIN_COUNT = 256
+"""The smallest such window, when many jobs share the memory."""
+END_LINES_A_TURN = 2_000
+"""Waiting lines of a cancelled or expired job that get their error line in one turn of the broker."""
 DEATHS_ALONE_MAX_COUNT = 2
 """Deaths while running alone before a line is set aside (D5)."""
+
+# -- worker -----------------------------------------------------------------------------------------------------
+PREFETCH_MIN_LINES = 4
+"""Lines a worker takes beyond those its engine runs, or a quarter of them if that is more: enough to hide one round trip
+and tokenizing, few enough that the end of a job is not stuck behind one worker."""
+RESULTS_UNCONFIRMED_MAX_BYTES = PARTS_UNCONFIRMED_MAX_COUNT * PART_MAX_BYTES
+"""Results on their way and not acknowledged, long and short together: a beat waits behind no more than this."""
+RESULTS_UNCONFIRMED_MAX_LINES = 4_096
+OUTBOX_MAX_LINES = 200_000
+OUTBOX_MAX_BYTES = 8 * 1024 * 1024 * 1024
+"""A fuller outbox grants no credit: the broker has been away, or refuses to take, for long."""
+OUTBOX_CACHE_MAX_BYTES = 32 * 1024 * 1024
+"""Freshly stored results kept in memory, so that delivering them need not read them back."""
+OUTBOX_RETRY_S = 1.0
+"""Pause before a commit that failed (disk full) is tried again."""
+TOKENIZE_MAX_LINES = 64
+"""Lines given to the tokenizer in one call: it gives the interpreter lock away for the call's length."""
+FINDING_AFTER_S = 10.0
+"""A ring that looks full with nothing in it (R6) for this long is reported."""
+CLOSE_LINGER_MS = 1_000
+"""What a worker that says BYE gives its last frames to leave; every other close drops them."""
 
 # -- ring -------------------------------------------------------------------------------------------------------
 DESCRIPTOR_BYTES = 64

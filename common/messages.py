@@ -173,6 +173,8 @@ class WorkerBeat:
     ring: RingReport
     models: tuple[ModelInfo, ...] = ()
     """Filled once the model is loaded: a worker logs in before it knows its fingerprint."""
+    assignment: int = 0
+    """The last assignment that came in before this beat was written: credit sent after it is not in these figures."""
 
 
 @dataclass(frozen=True, slots=True)
