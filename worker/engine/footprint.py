@@ -1,4 +1,4 @@
-"""values: the bytes a tensor touches, as address ranges, for the virtual device's checks. Knows no queue, no clock."""
+"""shell: the bytes a tensor touches, as address ranges, for the virtual device's checks. Knows no queue, no clock."""
 
 from __future__ import annotations
 

@@ -11,12 +11,8 @@ Q2 and Q3 like the real device; knows nothing of leases.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
-from random import Random
 from typing import TypeVar
 
 import torch
@@ -26,7 +22,6 @@ from common.limits import EVENTS_COUNT
 from worker.engine.device import (
     ComputeSynchroniseError,
     CopyRefusedError,
-    DeviceError,
     Event,
     Queue,
     QueueName,
@@ -35,72 +30,12 @@ from worker.engine.device import (
 )
 from worker.engine.event_pool import EventPool
 from worker.engine.footprint import host_bytes, ranges_of, returned_tensors
+from worker.engine.lanes import Lane, Mark, Operation, RawEvent, Scheduler, Temperament
 from worker.engine.shadow import ClockCheck, Ranges, overlap
 
+__all__ = ["Temperament", "VirtualDevice"]
+
 T = TypeVar("T")
-
-
-class Temperament(Enum):
-    """How the scheduler picks. All are legal: a correct program gives the same bytes under each."""
-
-    EAGER = "eager"
-    """Everything at once, in order; no queues, no shadows: the plain CPU."""
-    EARLY = "early"
-    """Copies as early as legal, compute as late as possible: what overwrites too soon is found."""
-    LATE = "late"
-    """Copies as late as legal, compute at once: what reads too soon is found."""
-    RANDOM = "random"
-    """Any legal order, by seed."""
-
-
-class _Mark:
-    """What one recording stands for: done or not, where, and its clock."""
-
-    __slots__ = ("clock", "done", "queue", "seen")
-
-    def __init__(self, queue: _Lane, done: bool) -> None:
-        self.queue = queue
-        self.done = done
-        self.seen = False
-        self.clock: tuple[int, ...] = ()
-
-
-class _Raw:
-    """A pooled event: the mark of its newest recording."""
-
-    __slots__ = ("mark",)
-
-    def __init__(self) -> None:
-        self.mark: _Mark | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Operation:
-    """One entry of a queue: ``run`` does it; an entry that waits has ``until`` instead."""
-
-    label: str
-    run: Callable[[], None] | None
-    until: _Mark | None = None
-
-
-class _Lane:
-    """One queue: operations in order. ``held`` is a test's gate; ``broken`` a test's dead engine."""
-
-    __slots__ = ("broken", "held", "index", "operations", "queue")
-
-    def __init__(self, queue: Queue, index: int) -> None:
-        self.queue = queue
-        self.index = index
-        self.operations: deque[_Operation] = deque()
-        self.held = False
-        self.broken: str | None = None
-
-    def ready(self) -> bool:
-        """Whether the head may run now."""
-        if not self.operations or self.held:
-            return False
-        until = self.operations[0].until
-        return until is None or until.done
 
 
 class VirtualDevice:
@@ -122,10 +57,10 @@ class VirtualDevice:
         self.temperament = temperament
         self.seed = seed
         self.eager = temperament is Temperament.EAGER
-        self._chance = Random(seed)
-        self._pool: EventPool[_Raw] = EventPool(events, _Raw, threading.get_ident)
+        self._pool: EventPool[RawEvent] = EventPool(events, RawEvent, threading.get_ident)
         self._queues = {name: Queue(name, index + 1) for index, name in enumerate(QueueName)}
-        self._lanes = {queue.handle: _Lane(queue, index) for index, queue in enumerate(self._queues.values())}
+        self._scheduler = Scheduler(list(self._queues.values()), temperament, seed)
+        self._lanes = self._scheduler.lanes
         lanes = [name.value for name in QueueName]
         self._clocks = None if self.eager or not check_clocks else ClockCheck(lanes, self._race)
         self._teardown: str | None = None
@@ -150,7 +85,7 @@ class VirtualDevice:
         self._open()
         event = self._pool.take()
         lane = self._lanes[queue.handle]
-        mark = self._pool.raw(event).mark = _Mark(lane, done=self.eager)
+        mark = self._pool.raw(event).mark = Mark(lane, done=self.eager)
         if not self.eager:
             if self._clocks is not None:
                 mark.clock = self._clocks.mark(lane.index)
@@ -158,7 +93,7 @@ class VirtualDevice:
             def run() -> None:
                 mark.done = True
 
-            self._put(lane, _Operation(f"record {event}", run))
+            self._scheduler.put(lane, Operation(f"record {event}", run))
         return event
 
     def wait(self, queue: Queue, event: Event) -> None:
@@ -170,15 +105,15 @@ class VirtualDevice:
         lane = self._lanes[queue.handle]
         if self._clocks is not None:
             self._clocks.wait(lane.index, mark.clock)
-        self._put(lane, _Operation(f"wait for {event}", None, until=mark))
+        self._scheduler.put(lane, Operation(f"wait for {event}", None, until=mark))
 
     def done(self, event: Event) -> bool:
         """Whether ``event`` is over; each poll makes at least one operation of progress towards it, if any can run."""
         mark = self._mark(event)
         if not mark.done:
-            self._step_towards(mark)
+            self._scheduler.step(mark.lane)
             if self.temperament is Temperament.RANDOM:
-                self._progress()
+                self._scheduler.progress()
         if mark.done and not mark.seen:
             mark.seen = True
             if self._clocks is not None:
@@ -199,7 +134,7 @@ class VirtualDevice:
             raise CopyRefusedError(f"copy '{label}' is strided: on CUDA it would not be asynchronous")
         lane = self._lanes[queue.handle]
         if self.eager:
-            self._alive(lane)
+            lane.alive()
             dst.view(-1).copy_(src.view(-1))
             return
         self._touched(lane, (src,), (dst,), label)
@@ -207,7 +142,7 @@ class VirtualDevice:
         def run() -> None:
             dst.view(-1).copy_(src.view(-1))
 
-        self._put(lane, _Operation(label, run))
+        self._scheduler.put(lane, Operation(label, run))
 
     def launch(
         self,
@@ -221,7 +156,7 @@ class VirtualDevice:
         self._open()
         lane = self._lanes[queue.handle]
         if self.eager:
-            self._alive(lane)
+            lane.alive()
             value = fn()
             return value if queue.name is QueueName.COMPUTE else None
         self._touched(lane, reads, writes, label)
@@ -230,10 +165,10 @@ class VirtualDevice:
             def run() -> None:
                 fn()
 
-            self._put(lane, _Operation(label, run))
+            self._scheduler.put(lane, Operation(label, run))
             return None
-        self._force(lane)
-        self._alive(lane)
+        self._scheduler.force(lane)
+        lane.alive()
         return self._compute(lane, fn, reads, writes, label)
 
     def host_read(self, event: Event, tensor: torch.Tensor) -> None:
@@ -277,16 +212,16 @@ class VirtualDevice:
         """Run one queue dry; raises ``DeviceError`` if it cannot be."""
         if queue.name is QueueName.COMPUTE:
             raise ComputeSynchroniseError("a compute queue is never synchronised; wait for an event on the device")
-        self._force(self._lanes[queue.handle])
-        self._alive(self._lanes[queue.handle])
+        self._scheduler.force(self._lanes[queue.handle])
+        self._lanes[queue.handle].alive()
 
     def synchronise_everything(self) -> None:
         """Run all queues dry (Q3)."""
         if self._teardown is None:
             raise TeardownError("everything is synchronised only once teardown has begun")
         for lane in self._lanes.values():
-            self._force(lane)
-            self._alive(lane)
+            self._scheduler.force(lane)
+            lane.alive()
 
     def retain_everything(self, reason: str) -> None:
         """Give nothing back any more."""
@@ -312,12 +247,11 @@ class VirtualDevice:
     @property
     def pending(self) -> int:
         """Operations that have not run."""
-        return sum(len(lane.operations) for lane in self._lanes.values())
+        return self._scheduler.pending
 
     def drain(self) -> None:
         """Let everything that can run do so, in the scheduler's order."""
-        while (lane := self._pick(list(self._lanes.values()))) is not None:
-            self._run_head(lane)
+        self._scheduler.drain()
 
     def hold(self, name: QueueName) -> None:
         """Close a gate: nothing on this queue runs until ``let_go``."""
@@ -331,61 +265,9 @@ class VirtualDevice:
         """From here on whatever runs on this queue fails, as after a device error."""
         self._lanes[self._queues[name].handle].broken = reason
 
-    # -- the scheduler ----------------------------------------------------------------------------------------------
-    def _put(self, lane: _Lane, operation: _Operation) -> None:
-        lane.operations.append(operation)
-        self._progress()
-
-    def _progress(self) -> None:
-        lanes = list(self._lanes.values())
-        compute = self._lanes[self._queues[QueueName.COMPUTE].handle]
-        if self.temperament is Temperament.EARLY:
-            eligible = [lane for lane in lanes if lane is not compute]
-        elif self.temperament is Temperament.LATE:
-            eligible = [compute]
-        else:
-            for _ in range(self._chance.randrange(4)):
-                if (lane := self._pick(lanes)) is not None:
-                    self._run_head(lane)
-            return
-        while (lane := self._pick(eligible)) is not None:
-            self._run_head(lane)
-
-    def _pick(self, lanes: Sequence[_Lane]) -> _Lane | None:
-        ready = [lane for lane in lanes if lane.ready()]
-        if not ready:
-            return None
-        return self._chance.choice(ready) if self.temperament is Temperament.RANDOM else ready[0]
-
-    def _run_head(self, lane: _Lane) -> None:
-        self._alive(lane)
-        operation = lane.operations.popleft()
-        if operation.run is not None:
-            operation.run()
-
-    def _force(self, lane: _Lane) -> None:
-        """Run everything on ``lane``, and of other queues what it waits for."""
-        while lane.operations:
-            if not self._step(lane):
-                raise DeviceError(f"{lane.queue.name.value} cannot proceed: a queue it waits for is held")
-
-    def _step_towards(self, mark: _Mark) -> None:
-        self._step(mark.queue)
-
-    def _step(self, lane: _Lane) -> bool:
-        """Run one operation that brings ``lane`` forward, there or on a queue it waits for; False if a gate is shut."""
-        while True:
-            if lane.held or not lane.operations:
-                return False
-            until = lane.operations[0].until
-            if until is None or until.done:
-                self._run_head(lane)
-                return True
-            lane = until.queue
-
     def _compute(
         self,
-        lane: _Lane,
+        lane: Lane,
         fn: Callable[[], T],
         reads: Sequence[torch.Tensor],
         writes: Sequence[torch.Tensor],
@@ -408,11 +290,11 @@ class VirtualDevice:
             for tensor, new in zip(writes, after, strict=True):
                 tensor.copy_(new)
 
-        self._put(lane, _Operation(label, run))
+        self._scheduler.put(lane, Operation(label, run))
         return value
 
     # -- checks -----------------------------------------------------------------------------------------------------
-    def _touched(self, lane: _Lane, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor], label: str) -> None:
+    def _touched(self, lane: Lane, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor], label: str) -> None:
         if self._clocks is not None:
             touches = [(*self._key(tensor), False, tensor) for tensor in reads]
             touches += [(*self._key(tensor), True, tensor) for tensor in writes]
@@ -429,7 +311,7 @@ class VirtualDevice:
                 if overlap(ranges_of(result), ranges_of(tensor)) is not None:
                     raise InvariantError(f"launch '{label}' returns memory that it declares as written")
 
-    def _mark(self, event: Event) -> _Mark:
+    def _mark(self, event: Event) -> Mark:
         mark = self._pool.raw(event).mark
         if mark is None:
             raise InvariantError(f"{event} was never recorded")
@@ -438,11 +320,6 @@ class VirtualDevice:
     def _open(self) -> None:
         if self._teardown is not None:
             raise TeardownError(f"the device accepts no work: {self._teardown}")
-
-    @staticmethod
-    def _alive(lane: _Lane) -> None:
-        if lane.broken is not None:
-            raise DeviceError(f"{lane.queue.name.value}: {lane.broken}")
 
     def _race(self, words: str) -> RaceError:
         return RaceError(f"{words} ({self.temperament.value}, seed {self.seed})")
