@@ -104,13 +104,14 @@ class Lease:
     slot: int
     contexts: ContextSet
     prior_readers: tuple[Event, ...]
-    began: float
     state: State = State.OPEN
     attention: Event | None = None
     tail: Hashable = None
     tickets: list[CopyTicket] = field(default_factory=list)
     written: Event | None = None
     holds_pages: bool = False
+    awaited_s: float | None = None
+    """When retirement first found it unfinished: its deadline counts from there, so that idle time costs nothing."""
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -167,9 +168,7 @@ class LeaseBook:
             return ()
         return last.attention, last.written
 
-    def begin(
-        self, step: int, layer: int, slot: int, contexts: ContextSet, readers: Iterable[Event], now: float
-    ) -> Lease:
+    def begin(self, step: int, layer: int, slot: int, contexts: ContextSet, readers: Iterable[Event]) -> Lease:
         """A new lease (L1). ``readers``: the events its copies wait for; those of ``prior_readers`` must be there."""
         last = self._last_of(slot)
         if last is not None and last.state not in SETTLED:
@@ -178,7 +177,7 @@ class LeaseBook:
         for event in self.prior_readers(slot):
             if event not in listed:
                 raise MissingReaderError(f"step {step}, layer {layer} does not wait for {event} of the {last}")
-        lease = Lease(step, layer, slot, contexts, listed, now)
+        lease = Lease(step, layer, slot, contexts, listed)
         self._last[slot] = lease
         self._live[id(lease)] = lease
         self.began += 1

@@ -92,7 +92,6 @@ class Transport:
         self._deadline_s = retire_deadline_s
         self._omit = frozenset(omit)
         self._turn = 0
-        self._now = 0.0
         self._written: dict[int, Event] = {}
         self._attended: dict[int, Event] = {}
         self._revoked: set[int] = set()
@@ -112,7 +111,7 @@ class Transport:
         self._accept()
         slot = self.next_slot
         try:
-            lease = self.book.begin(step, layer, slot, contexts, self.book.prior_readers(slot), self._now)
+            lease = self.book.begin(step, layer, slot, contexts, self.book.prior_readers(slot))
             self._turn += 1
             if self.pages is not None and self._edge(Edge.TICKETS_BEFORE_PAGE_REUSE):
                 self.pages.hold(contexts)
@@ -198,15 +197,13 @@ class Transport:
         """At a step boundary: retire sealed leases whose every event is polled over, oldest first, never blocking.
         ``now`` in seconds, monotonic. Raises ``RetirementLateError`` once the oldest is past its deadline."""
         self._accept()
-        self._now = now
         receipts = []
         try:
             while self.book.sealed:
                 lease = self.book.sealed[0]
                 events = self.book.events(lease)
-                if not all([self.device.done(event) for event in events]):
-                    if now - lease.began > self._deadline_s:
-                        raise RetirementLateError(f"{lease}: not over after {now - lease.began:.1f} s")
+                if not all(self.device.done(event) for event in events):
+                    self._await(lease, now)
                     break
                 receipts.append(self._give_back(lease, events))
         except Exception as error:
@@ -241,9 +238,9 @@ class Transport:
     def quarantine(
         self, reason: str, abort: Callable[[], None] | None = None, deadline_s: float = QUARANTINE_DEADLINE_S
     ) -> Quarantine:
-        """Stop submission, ring ``abort`` (the ring's abort word, so that no queue waits for a batch that will not come),
-        and wait on a watched thread for both copy queues, each materialisation queue, then the device. Proof frees
-        all leases, unpublished; without it all is retained and the caller ends the process. Also the way to close."""
+        """Stop submission, ring ``abort`` (the ring's abort word, so that no queue waits for a batch that will not
+        come), and wait on a watched thread for both copy queues, each materialisation queue, then the device. Proof
+        frees all leases, unpublished; without it all is retained and the caller ends the process. Also how to close."""
         self.fail(reason)
         if abort is not None:
             abort()
@@ -318,6 +315,12 @@ class Transport:
         if self.pages is not None and lease.holds_pages:
             self.pages.drop(lease.contexts)
         return receipt
+
+    def _await(self, lease: Lease, now: float) -> None:
+        if lease.awaited_s is None:
+            lease.awaited_s = now
+        elif now - lease.awaited_s > self._deadline_s:
+            raise RetirementLateError(f"the {lease} is not over after {now - lease.awaited_s:.1f} s")
 
     def _edge(self, edge: Edge) -> bool:
         return edge not in self._omit
