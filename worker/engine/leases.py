@@ -13,7 +13,30 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from worker.engine.event_pool import Event
-from worker.engine.page_leases import ContextSet, LeaseBooksError, LeaseError
+from worker.engine.page_leases import ContextSet, HostPage, LeaseBooksError, LeaseError, PageLeases
+
+__all__ = [
+    "TRANSITIONS",
+    "ContextSet",
+    "CopyTicket",
+    "ForeignOwnerError",
+    "HostPage",
+    "Lease",
+    "LeaseBook",
+    "LeaseBooksError",
+    "LeaseError",
+    "MissingReaderError",
+    "PageLeases",
+    "Receipt",
+    "SlotBusyError",
+    "StaleTailError",
+    "State",
+    "SubstitutedEventError",
+    "UnfinishedError",
+    "UnknownLeaseError",
+    "Verb",
+    "WrongStateError",
+]
 
 
 class SlotBusyError(LeaseError):
