@@ -317,6 +317,7 @@ class Download:
         self._job = job
         self._which = which
         self._offset = 0
+        self._inside = False
         self.lines = 0
         """Whole lines received."""
         self.ended = False
@@ -325,13 +326,16 @@ class Download:
     def pull(self) -> bytes:
         """What is there beyond the last page, as bytes of the file; empty when there is nothing more for now.
 
-        A long line comes in several pulls: between two of them what was pulled may stop inside a line.
+        A long line comes in several pulls, so pull until it is empty before writing anything else to the same file.
         """
         page = self._client.ask(messages.Fetch(0, self._job, self._which, self._offset), messages.Lines)
         if page.lines and page.next_offset <= self._offset:
             raise PeerFault(
                 "stuck_fetch", f"the broker sends {self._which} lines without moving on from {self._offset}"
             )
+        if self._inside and not page.lines:
+            raise PeerFault("cut_line", f"the broker sends no more of the line at {self._which} {self._offset}")
+        self._inside = page.piece_more
         self._offset = page.next_offset
         self.ended = page.ended and not page.piece_more
         if not page.lines:
@@ -339,3 +343,12 @@ class Download:
         whole = len(page.lines) - page.piece_more
         self.lines += whole
         return b"\n".join(page.lines) + (b"" if page.piece_more else b"\n")
+
+
+def drain(download: Download, write: Callable[[bytes], None]) -> bool:
+    """Write all that is there; whether there was anything."""
+    any_data = False
+    while data := download.pull():
+        write(data)
+        any_data = True
+    return any_data

@@ -77,6 +77,21 @@ def sentence(info: messages.JobInfo) -> str:
     return f"{info.job} {info.status}: {', '.join(parts)}{reason}"
 
 
+def watch_note(info: messages.JobInfo) -> str:
+    """What a bar cannot show: failures, what runs, and why nothing does."""
+    parts = [f"{info.failed} failed"] if info.failed else []
+    if info.running:
+        parts.append(f"{info.running} running")
+    elif info.reason:
+        parts.append(info.reason)
+    return ", ".join(parts)
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 line``, ``2 lines``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def problem_text(problem: messages.Problem) -> str:
     """One bad line as people read it."""
     return f"line {problem.line}: {problem.code}: {problem.message}"

@@ -130,9 +130,10 @@ class ReaderGone(HaulierError):
 
 @contextlib.contextmanager
 def outputs(output: str, error: str | None, source: Path | None = None) -> Iterator[tuple[OutFile, OutFile]]:
-    """The file of completed lines and that of failed ones; the same one where ``error`` is None. Kept by ``commit_all``.
+    """The file of completed lines and that of failed ones; one and the same where ``error`` is None.
 
-    Without a file of their own, failed lines go where the others go: a line is never dropped in silence.
+    Without a file of their own, failed lines go where the others go: a line is never dropped in silence. The files
+    stay only if ``commit_all`` was called.
     """
     check_distinct(source, [output] if error is None else [output, error])
     with contextlib.ExitStack() as stack:

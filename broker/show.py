@@ -100,7 +100,7 @@ class Bars:
 
     def update(self, done: float, total: float = 0, note: str = "") -> None:
         if self._task is not None:
-            self._progress.update(self._task, completed=done, note=note, **({"total": total} if total else {}))
+            self._progress.update(self._task, completed=done, total=total or None, note=note)
 
     def say(self, text: str) -> None:
         self._console.print(f"haulier: {text}", markup=False, highlight=False, soft_wrap=True)
