@@ -46,6 +46,14 @@ class Placement(NamedTuple):
     skipped: int = 0
 
 
+class Taken(NamedTuple):
+    """What was taken: the entry's sequence, and where its payload lies after how much padding."""
+
+    sequence: int
+    position: int
+    padding: int
+
+
 class Live(NamedTuple):
     """An entry that was taken and not given back."""
 
@@ -158,38 +166,32 @@ class Accounting:
             return Placement(taken + room, 0, room)
         return None
 
-    def take(
-        self, length: int, placement: Placement | None = None, *, tokens: int = 0, items: int = 0, urgent: bool = False
-    ) -> int:
-        """Take ``length`` bytes and one descriptor; returns the entry's sequence.
+    def take(self, length: int, tokens: int = 0, items: int = 0, *, urgent: bool = False) -> Taken | None:
+        """Take ``length`` bytes and one descriptor where ``fit`` says; None, and nothing taken, while it does not fit.
 
-        ``placement`` is what ``fit`` just said; without it, it is asked here. Raises ``InvariantError`` if it does
-        not fit or anything was taken in between.
+        ``tokens`` are pending and ``items`` unresolved from here on.
         """
+        placement = self.fit(length, urgent=urgent)
         if placement is None:
-            placement = self.fit(length, urgent=urgent)
-            if placement is None:
-                raise InvariantError(f"{length} bytes were taken from a ring that cannot hold them now")
+            return None
         position, padding, skipped = placement
-        if position - padding - skipped != self._taken or length < 0:
-            raise InvariantError(f"placement {placement} is stale: {self._taken} bytes are taken")
         sequence = self._next
         self._next = sequence + 1
         self._live.append((sequence, length, padding, tokens))
         self._taken = position + length
         self._held += length + padding
-        if skipped:
-            self._returned += skipped
-            self._skipped += skipped
-            self._wraps += 1
-        elif padding:
+        self._tokens_pending += tokens
+        self._items_unresolved += items
+        if padding:
             self._padding_live += padding
             self._padding_taken += padding
             self._wraps += 1
-        self._tokens_pending += tokens
-        self._items_unresolved += items
+        elif skipped:
+            self._returned += skipped
+            self._skipped += skipped
+            self._wraps += 1
         self._check()
-        return sequence
+        return _new(Taken, (sequence, position, padding))
 
     # -- giving back --------------------------------------------------------------------------------------------
 
@@ -221,8 +223,9 @@ class Accounting:
         count = (word - oldest + 1) & WORD_MASK
         if count > len(live):
             raise InvariantError(f"the consumed word {word} is outside of the {len(live)} live entries from {oldest}")
+        give_back = self.give_back
         for sequence in range(oldest, oldest + count):
-            self.give_back(sequence)
+            give_back(sequence)
         return count
 
     def _freed_by(self, length: int, padding: int) -> int:
@@ -269,6 +272,16 @@ class Accounting:
     def entries_live(self) -> int:
         """Descriptors taken and not given back."""
         return len(self._live)
+
+    @property
+    def bytes_free(self) -> int:
+        """Payload bytes not taken; not all of them may be of use to one batch (see ``credit``)."""
+        return self.capacity_bytes - (self._taken - self._returned)
+
+    @property
+    def wraps(self) -> int:
+        """Times that the next payload went back to the arena's start before its end was reached."""
+        return self._wraps
 
     def figures(self) -> RingFigures:
         """The books as they are, after a full audit."""

@@ -7,6 +7,8 @@ thread, the engine's, except ``abort``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from common.errors import InvariantError
 from ring.accounting import word_of
 from ring.descriptor import Entry
@@ -47,11 +49,15 @@ class Consumer:
         one stream: raw stream memory operations of two streams have no order between them, and a word written by one
         would give back what the other still reads (``InvariantError``).
         """
+        self.release_all((entry,), stream)
+
+    def release_all(self, entries: Iterable[Entry], stream: int | None = None) -> None:
+        """``release`` for several entries, with one write of the consumed word at most."""
         if not self._bound:
             self._stream, self._bound = stream, True
         elif stream != self._stream:
-            raise InvariantError(f"entry {entry.sequence} released on stream {stream}, others on {self._stream}")
-        through = self._handover.release(entry.sequence)
+            raise InvariantError(f"a release on stream {stream}, while earlier ones were on {self._stream}")
+        through = self._handover.release([entry[0] for entry in entries])
         if through is not None:
             self.memory.write_consumed(stream, word_of(through))
 

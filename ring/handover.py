@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
 
 from common.errors import HaulierError, InvariantError
 from ring.descriptor import Entry
@@ -62,33 +63,39 @@ class Handover:
         """Whether the engine has taken entry ``sequence``."""
         return sequence <= self._taken_through
 
-    def release(self, sequence: int) -> int | None:
-        """Entry ``sequence`` is read for good: the sequence up to which all are, if that moved, else None.
+    def release(self, sequences: Iterable[int]) -> int | None:
+        """These entries are read for good: the sequence up to which all are, if that moved, else None.
 
-        Raises ``InvariantError`` for an entry not taken or released before.
+        Raises ``InvariantError`` for an entry not taken or released before; those named before it are then released.
         """
         with self.lock:
-            first = self._next_release
-            if sequence > self._taken_through or sequence < first or sequence in self._released:
-                raise InvariantError(
-                    f"entry {sequence} was released twice or never taken: "
-                    f"taken up to {self._taken_through}, all released before {first}"
-                )
-            self._reasons.pop(sequence, None)
-            if sequence != first:
-                self._released.add(sequence)
-                return None
-            first += 1
-            while first in self._released:
-                self._released.remove(first)
-                first += 1
-            self._next_release = first
-            return first - 1
+            first = next_release = self._next_release
+            released = self._released
+            for sequence in sequences:
+                if sequence > self._taken_through or sequence < next_release or sequence in released:
+                    raise InvariantError(
+                        f"entry {sequence} was released twice or never taken: "
+                        f"taken up to {self._taken_through}, all released before {next_release}"
+                    )
+                if sequence == next_release:
+                    next_release += 1
+                else:
+                    released.add(sequence)
+                while released and next_release in released:
+                    released.remove(next_release)
+                    next_release += 1
+                self._next_release = next_release
+            if self._reasons:
+                self._reasons = {held: why for held, why in self._reasons.items() if self._is_held(held)}
+            return next_release - 1 if next_release != first else None
+
+    def _is_held(self, sequence: int) -> bool:
+        return self._next_release <= sequence <= self._taken_through and sequence not in self._released
 
     def hold(self, sequence: int, reason: str) -> None:
         """Record why a taken entry is kept (a wait reason in words)."""
         with self.lock:
-            if not self._next_release <= sequence <= self._taken_through or sequence in self._released:
+            if not self._is_held(sequence):
                 raise InvariantError(f"entry {sequence} cannot be held: it is not in the engine's hands")
             self._reasons[sequence] = reason
 

@@ -32,11 +32,11 @@ class Fence:
     Python has no fence, but it has locks, and on x86 a lock is taken and given by a locked instruction: CPython's
     ``threading.Lock`` is a POSIX semaphore up to 3.12 (``sem_post`` is ``lock xadd``, ``sem_trywait`` is ``lock
     cmpxchg``) and a byte taken with an atomic compare-and-exchange from 3.13 on. A locked instruction empties the
-    write-combining buffers (Intel SDM 3A, "Buffering of Write Combining Memory Locations") and orders all stores ("Effects of
-    the LOCK Prefix"), so the payload is in memory before the doorbell. The lock is held throughout: each call gives it
-    back and takes it again, so that both instructions run. No other thread knows this lock, so the call never waits.
-    Elsewhere than on x86 the pages are plain, not write-combined, and giving back then taking is a release followed by
-    an acquire, which keeps the stores in order there too.
+    write-combining buffers (Intel SDM 3A, "Buffering of Write Combining Memory Locations") and orders all stores
+    ("Effects of the LOCK Prefix"), so the payload is in memory before the doorbell. The lock is held throughout: each
+    call gives it back and takes it again, so that both instructions run. No other thread knows this lock, so the call
+    never waits. Elsewhere than on x86 the pages are plain, not write-combined, and giving back then taking is a release
+    followed by an acquire, which keeps the stores in order there too.
     """
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from common.errors import InvariantError
 from common.limits import DESCRIPTOR_BYTES, PAYLOAD_ALIGN_BYTES
-from ring.accounting import WORD_MASK, Accounting, Finding, RingFigures, word_of
+from ring.accounting import WORD_MASK, Accounting, Finding, RingFigures, Taken, word_of
 from ring.descriptor import FLAG_CANCEL, FLAG_SKIP, LAYOUT, Entry, RingRequest
 from ring.handover import Handover, RingAborted
 from ring.memory import ABORT, CONSUMED, DOORBELL, RingMemory
@@ -70,11 +70,11 @@ class Producer:
         for request in requests:
             total += len(request[1])
         length = (total * 4 + _ALIGN) & ~_ALIGN
-        placement = self.accounting.fit(length)
-        if placement is None:
+        taken = self.accounting.take(length, total, len(requests))
+        if taken is None:
             self._refused_items = len(requests)
             return None
-        position, padding, _ = placement
+        sequence, position, padding = taken
         start = position % self._capacity >> 2
         payload = self._payload
         placed = []
@@ -85,12 +85,18 @@ class Producer:
                 placed.append(_new(RingRequest, (item, start, count)))
                 start += count
         except (ValueError, TypeError, NotImplementedError) as error:
+            self._ring_void(taken, batch_id, length, len(requests))
             raise InvariantError(f"token ids of batch {batch_id} are not int32 of one dimension: {error}") from error
-        sequence = self.accounting.take(length, placement, tokens=total, items=len(placed))
         self._refused_items = 0
         entry = _new(Entry, (sequence, batch_id, tuple(placed), position, length, padding, total, 0))
         self._ring_doorbell(entry)
         return entry
+
+    def _ring_void(self, taken: Taken, batch_id: str, length: int, items: int) -> None:
+        """What was taken for a batch that cannot be written goes down as a skip of nothing, so that it comes back."""
+        self.accounting.skip(taken.sequence)
+        self.accounting.resolve(items)
+        self._ring_doorbell(Entry(taken.sequence, batch_id, (), taken.position, length, taken.padding, 0, FLAG_SKIP))
 
     def _describe(self, entry: Entry) -> None:
         sequence, batch_id, requests, position, length, padding, tokens, flags = entry
@@ -99,11 +105,12 @@ class Producer:
         _pack_into(self._table, at, sequence, position, length, padding, len(requests), tokens, name, flags, 0)
 
     def _ring_doorbell(self, entry: Entry) -> None:
+        """Descriptor, fence, doorbell, and the host's edge behind it: the one order in which anything is published."""
         self._describe(entry)
         self._fence()  # payload and descriptor are in memory before anyone can see the doorbell
         handover = self.handover
         with handover.lock:
-            self._words[DOORBELL] = entry.sequence & WORD_MASK
+            self._words[DOORBELL] = entry[0] & WORD_MASK
             handover.published.append(entry)
             if handover.sleeping:
                 handover.ready.notify()
@@ -135,13 +142,12 @@ class Producer:
     def _publish_cancels(self) -> Entry | None:
         if not self._cancels or self.handover.aborted:
             return None
-        placement = self.accounting.fit(0, urgent=True)
-        if placement is None:
+        taken = self.accounting.take(0, urgent=True)
+        if taken is None:
             return None
         requests = tuple(RingRequest(item, 0, 0) for item in self._cancels.values())
         self._cancels.clear()
-        sequence = self.accounting.take(0, placement)
-        entry = Entry(sequence, "cancel", requests, placement.position, 0, 0, 0, FLAG_CANCEL)
+        entry = Entry(taken.sequence, "cancel", requests, taken.position, 0, 0, 0, FLAG_CANCEL)
         self._ring_doorbell(entry)
         return entry
 
