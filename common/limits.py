@@ -133,6 +133,12 @@ RETIRE_DEADLINE_S = 120.0
 QUARANTINE_DEADLINE_S = 30.0
 """How long quarantine waits for proof that the device is done before it retains all and the process ends (L6)."""
 
+ENGINE_POLL_MIN_S = 0.00005
+ENGINE_POLL_MAX_S = 0.001
+"""The host looks for a step's end this often: well below a step, and asleep between, so that the session runs."""
+ENGINE_IDLE_S = 0.5
+"""An idle engine sleeps on the ring's condition at most this long before it looks whether to stop."""
+
 
 def check() -> None:
     """Raise ``InvariantError`` unless the bounds agree with each other."""

@@ -64,6 +64,8 @@ class Finished:
     reason: str
     """``stop``, ``length``, ``cancelled`` or ``failed`` (then ``error`` says why)."""
     error: str = ""
+    text_chars: int | None = None
+    """Set when a stop string begins inside a token: the answer is the first so many characters of the decoded text."""
 
 
 @dataclass(frozen=True, slots=True)
