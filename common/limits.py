@@ -104,6 +104,8 @@ TOKENIZE_MAX_LINES = 64
 """Lines given to the tokenizer in one call: it gives the interpreter lock away for the call's length."""
 FINDING_AFTER_S = 10.0
 """A ring that looks full with nothing in it (R6) for this long is reported."""
+SAY_AGAIN_S = 10.0
+"""Logins that fail for one and the same reason are reported this often."""
 CLOSE_LINGER_MS = 1_000
 """What a worker that says BYE gives its last frames to leave; every other close drops them."""
 
