@@ -1,0 +1,124 @@
+"""values: what happens to a worker's session: everything its machine can be told, in order of flow. Knows no rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from common.messages import LineRef, ModelInfo, RingReport
+from worker.structures import Outcome, Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReady:
+    """The connection asked for stands and both sides' keys fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """There is no connection any more, or none came about. ``denied``: the keys do not fit (S5)."""
+
+    reason: str
+    denied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message from the broker, its fields checked."""
+
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The model is ready to work. ``concurrency`` is the effective one (A6), ``ring_bytes`` the ring's payload."""
+
+    models: tuple[ModelInfo, ...]
+    concurrency: int
+    ring_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A line is ready for the ring."""
+
+    prepared: Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The ring took these."""
+
+    refs: tuple[LineRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The engine runs these."""
+
+    refs: tuple[LineRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A line has its result: from the engine, or from the tokenizer that refused it."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """These results are in the outbox, synced (D1)."""
+
+    refs: tuple[LineRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBlocked:
+    """The outbox cannot commit (disk full): what waits for it stays in memory and is tried again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The figures of ring, engine and outbox at one moment."""
+
+    ring: RingReport = field(default_factory=RingReport)
+    free_entries: int = 0
+    free_bytes: int = 0
+    """The largest batch the ring would accept now."""
+    steps: int = 0
+    tokens: int = 0
+    predicted_step_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. The socket was drained just before, so that silence is silence."""
+
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """This process is asked to end: drain first, or ``at_once``."""
+
+    reason: str
+    at_once: bool = False
+
+
+Input: TypeAlias = (
+    LinkReady
+    | LinkLost
+    | Received
+    | Loaded
+    | Tokenized
+    | Published
+    | Admitted
+    | Ended
+    | Stored
+    | StoreBlocked
+    | Tick
+    | Terminate
+)

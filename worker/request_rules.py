@@ -1,0 +1,306 @@
+"""rules: what a line's body asks for, or why it cannot be met: every parameter is obeyed, or refused by name.
+
+Nothing is ignored: a parameter we do not support may be present only with the value that means "off". Refusals carry
+the service's status, code and message. Knows no tokenizer; prompt lengths come back as an argument.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from common import limits
+from common.messages import LineRef
+from worker.responses import CHAT_URL, COMPLETIONS_URL
+from worker.structures import Sampling
+
+COMPLETIONS_MAX_TOKENS_DEFAULT = 16
+"""What /v1/completions generates when max_tokens is absent, as the service documents; a chat takes what is left."""
+INT64_MAX = 2**63 - 1
+ROLES = frozenset({"system", "developer", "user", "assistant"})
+LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "store"})
+"""Parameters that say something about the request to a service's books and change no answer: allowed, unread."""
+OBEYED = frozenset({"model", "temperature", "top_p", "top_k", "seed", "max_tokens", "stop"})
+CHAT_ONLY = frozenset({"messages", "max_completion_tokens"})
+COMPLETIONS_ONLY = frozenset({"prompt"})
+OFF: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "stream": (False,),
+    "stream_options": (),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "parallel_tool_calls": (),
+    "response_format": ({"type": "text"},),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "modalities": (["text"],),
+}
+"""Known parameters that are not supported, with the values that leave them off (absent and null always do)."""
+
+
+class RequestError(Exception):
+    """A request that cannot be met: what its output line says."""
+
+    def __init__(self, code: str, message: str, param: str | None = None, status_code: int = 400) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+        self.code = code
+        self.message = message
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What this worker serves. ``vocabulary`` counts token ids, ``stop_ids`` end an answer."""
+
+    model: str
+    context_tokens: int
+    vocabulary: int
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A body understood. Exactly one of ``messages``, ``prompt`` and ``prompt_ids`` is there."""
+
+    messages: tuple[dict[str, Any], ...] | None
+    prompt: str | None
+    prompt_ids: tuple[int, ...] | None
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    stop: tuple[str, ...]
+
+
+def read(ref: LineRef, url: str, body: bytes, serving: Serving) -> Asked:
+    """What ``body`` asks for. Raises ``RequestError`` naming the parameter."""
+    chat = url == CHAT_URL
+    if not chat and url != COMPLETIONS_URL:
+        raise RequestError("invalid_url", f"{url} is not served here; {CHAT_URL} and {COMPLETIONS_URL} are")
+    asked = _object(body)
+    _model(asked, serving)
+    _only_known(asked, chat)
+    top_p = _number(asked, "top_p", 1.0, 0.0, 1.0)
+    temperature = _number(asked, "temperature", 1.0, 0.0, 2.0)
+    seed = _integer(asked, "seed", None, -INT64_MAX - 1, INT64_MAX)
+    return Asked(
+        messages=_messages(asked) if chat else None,
+        prompt=None if chat else _prompt_text(asked),
+        prompt_ids=None if chat else _prompt_ids(asked, serving),
+        max_tokens=_max_tokens(asked, chat),
+        temperature=temperature if top_p > 0 else 0.0,  # a nucleus of nothing is the likeliest token alone
+        top_p=top_p if top_p > 0 else 1.0,
+        top_k=max(0, _integer(asked, "top_k", 0, -1, INT64_MAX) or 0),
+        seed=_line_seed(ref) if seed is None else seed & INT64_MAX,
+        stop=_stop(asked),
+    )
+
+
+def sampling(asked: Asked, prompt_tokens: int, serving: Serving) -> Sampling:
+    """How the answer is made, once the prompt's length is known. Raises ``RequestError`` if it does not fit."""
+    context = serving.context_tokens
+    if prompt_tokens < 1:
+        raise RequestError("empty_prompt", "the prompt has no tokens", "prompt")
+    room = context - prompt_tokens
+    where = "prompt" if asked.messages is None else "messages"
+    wanted = asked.max_tokens
+    if wanted is None:
+        wanted = room if asked.messages is not None else min(room, COMPLETIONS_MAX_TOKENS_DEFAULT)
+    if room < 1 or wanted > room:
+        wanted = max(1, wanted)
+        raise RequestError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {context} tokens here. However, you requested "
+            f"{prompt_tokens + wanted} tokens ({prompt_tokens} in the {where}, {wanted} in the completion). "
+            f"Reduce the {where} or max_tokens, or start workers with a larger --context-tokens.",
+            where,
+        )
+    return Sampling(wanted, asked.temperature, asked.top_p, asked.top_k, asked.seed, asked.stop, serving.stop_ids)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        asked = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as bad:
+        raise RequestError("invalid_json", f"the body is not JSON: {bad}") from bad
+    if not isinstance(asked, dict):
+        raise RequestError("invalid_json", "the body is not a JSON object")
+    return asked
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _model(asked: dict[str, Any], serving: Serving) -> None:
+    model = asked.get("model")
+    if not isinstance(model, str) or not model:
+        raise RequestError("missing_required", "you must provide a model parameter", "model")
+    if model != serving.model:
+        raise RequestError("model_not_found", f"model {model[:200]!r} is not served here", "model", 404)
+
+
+def _only_known(asked: dict[str, Any], chat: bool) -> None:
+    known = OBEYED | LABELS | (CHAT_ONLY if chat else COMPLETIONS_ONLY)
+    for name, value in asked.items():
+        if name in known or value is None:
+            continue
+        if name not in OFF:
+            raise RequestError("unsupported_parameter", f"parameter {name[:200]!r} is not supported", name[:200])
+        if not any(_same(value, off) for off in OFF[name]):
+            raise RequestError(
+                "unsupported_parameter", f"parameter {name!r} is not supported (only its neutral value is)", name
+            )
+
+
+def _same(value: Any, off: Any) -> bool:
+    """Equal, and not a boolean that equals a number."""
+    return isinstance(value, bool) == isinstance(off, bool) and value == off
+
+
+def _number(asked: dict[str, Any], name: str, default: float, least: float, most: float) -> float:
+    value = asked.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RequestError("invalid_type", f"{name} must be a number", name)
+    if not least <= value <= most:
+        raise RequestError("invalid_value", f"{name} is {value}, it must be from {least:g} to {most:g}", name)
+    return float(value)
+
+
+def _integer(asked: dict[str, Any], name: str, default: int | None, least: int, most: int) -> int | None:
+    value = asked.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError("invalid_type", f"{name} must be a whole number", name)
+    if not least <= value <= most:
+        raise RequestError("invalid_value", f"{name} is {value}, it must be from {least} to {most}", name)
+    return value
+
+
+def _max_tokens(asked: dict[str, Any], chat: bool) -> int | None:
+    """0 is refused, as vLLM does: a request for nothing is a mistake, and there is no echo to make sense of it."""
+    given = _integer(asked, "max_tokens", None, 1, INT64_MAX)
+    newer = _integer(asked, "max_completion_tokens", None, 1, INT64_MAX) if chat else None
+    if given is not None and newer is not None and given != newer:
+        raise RequestError(
+            "invalid_value", f"max_tokens {given} and max_completion_tokens {newer} disagree: set one", "max_tokens"
+        )
+    return newer if newer is not None else given
+
+
+def _stop(asked: dict[str, Any]) -> tuple[str, ...]:
+    value = asked.get("stop")
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
+        raise RequestError("invalid_type", "stop must be a string or a list of strings", "stop")
+    if len(stops) > limits.STOP_STRINGS_MAX_COUNT:
+        raise RequestError("invalid_value", f"{len(stops)} stops; {limits.STOP_STRINGS_MAX_COUNT} are allowed", "stop")
+    if "" in stops:
+        raise RequestError("invalid_value", "a stop string is empty", "stop")
+    return tuple(_text(one, "stop") for one in stops)
+
+
+def _messages(asked: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    messages = asked.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("missing_messages", "messages must be a list of at least one message", "messages")
+    return tuple(_message(one, f"messages[{number}]") for number, one in enumerate(messages))
+
+
+def _message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise RequestError("invalid_type", f"{where} must be an object", where)
+    role = message.get("role")
+    if role not in ROLES:
+        code = "unsupported_parameter" if role in ("tool", "function") else "invalid_value"
+        raise RequestError(code, f"{where}.role must be one of {', '.join(sorted(ROLES))}", f"{where}.role")
+    for name, value in message.items():
+        if name not in ("role", "content", "name") and value not in (None, [], ""):
+            raise RequestError(
+                "unsupported_parameter", f"{where}.{name[:200]} is not supported", f"{where}.{name[:200]}"
+            )
+    # templates know three roles; the newer name of the first means the same to a model without one of its own
+    out: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": _content(message, where)}
+    if isinstance(message.get("name"), str):
+        out["name"] = _text(message["name"], f"{where}.name")
+    return out
+
+
+def _content(message: dict[str, Any], where: str) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return _text(content, f"{where}.content")
+    if not isinstance(content, list):
+        raise RequestError("invalid_type", f"{where}.content must be text", f"{where}.content")
+    pieces = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise RequestError(
+                "unsupported_parameter", f"{where}.content may hold parts of type text only", f"{where}.content"
+            )
+        pieces.append(_text(part["text"], f"{where}.content"))
+    return "".join(pieces)
+
+
+def _prompt_text(asked: dict[str, Any]) -> str | None:
+    prompt = _single_prompt(asked)
+    return _text(prompt, "prompt") if isinstance(prompt, str) else None
+
+
+def _prompt_ids(asked: dict[str, Any], serving: Serving) -> tuple[int, ...] | None:
+    prompt = _single_prompt(asked)
+    if isinstance(prompt, str):
+        return None
+    if not all(type(one) is int and 0 <= one < serving.vocabulary for one in prompt):
+        raise RequestError("invalid_value", f"token ids of prompt must be from 0 to {serving.vocabulary - 1}", "prompt")
+    return tuple(prompt)
+
+
+def _single_prompt(asked: dict[str, Any]) -> str | list[Any]:
+    prompt = asked.get("prompt")
+    if prompt is None:
+        raise RequestError("missing_prompt", "you must provide a prompt parameter", "prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, list) and any(isinstance(one, str | list) for one in prompt):
+        raise RequestError(
+            "unsupported_parameter", "several prompts in one line: give each a line of its own", "prompt"
+        )
+    if not isinstance(prompt, str | list):
+        raise RequestError("invalid_type", "prompt must be text or a list of token ids", "prompt")
+    return prompt
+
+
+def _text(text: str, where: str) -> str:
+    """The text, unless it holds half a surrogate pair, which no encoding of text has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as bad:
+        raise RequestError("invalid_unicode", f"{where} holds a lone surrogate at {bad.start}", where) from bad
+    return text
+
+
+def _line_seed(ref: LineRef) -> int:
+    """A seed of the line's own: the same answer if it runs again, another than its neighbour's."""
+    return zlib.crc32(f"{ref.job}#{ref.index}".encode())

@@ -1,0 +1,34 @@
+"""values: where a worker's session may stand (S1), and who logs in. The transitions are in ``worker.session``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+FATAL = frozenset({"incarnation", "schema", "worker_id"})
+"""Refusals that trying again cannot mend: a newer process of this worker is there, or one side must be upgraded."""
+
+
+class State(Enum):
+    """Where the session stands. DRAINING is UP without new work."""
+
+    OUT = "logged out"
+    CONNECTING = "connecting"
+    GREETING = "hello sent"
+    UP = "welcomed"
+    DRAINING = "draining"
+    LEFT = "left"
+
+
+WELCOMED = (State.UP, State.DRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who logs in: ``worker`` and ``incarnation`` are the state folder's, ``brokers`` are tried one at a time."""
+
+    worker: str
+    incarnation: int
+    brokers: tuple[str, ...]
+    last_store: str = ""
+    """The store this worker's outbox has rows of; its HELLO lists that one's first."""
