@@ -82,7 +82,7 @@ class Metrics:
 
 
 class Endpoint:
-    """The open port of ``start``."""
+    """The open port of ``open_endpoint``."""
 
     def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
         self._server = server
@@ -96,14 +96,17 @@ class Endpoint:
         self._thread.join()
 
 
-def start(metrics: Metrics, port: int | None, host: str | None = None) -> Endpoint | None:
-    """Serve ``metrics`` over HTTP at ``/metrics`` from a thread of its own; None when ``port`` is None.
+def start(metrics: Metrics, port: int, host: str | None = None) -> Endpoint | None:
+    """As ``open_endpoint``, or None for port 0: ``--metrics-port`` left out."""
+    return open_endpoint(metrics, port, host) if port else None
+
+
+def open_endpoint(metrics: Metrics, port: int, host: str | None = None) -> Endpoint:
+    """Serve ``metrics`` over HTTP at ``/metrics`` from a thread of its own, until ``Endpoint.stop``.
 
     Port 0 lets the system choose (see ``Endpoint.port``). ``host`` defaults to HAULIER_METRICS_HOST, else loopback
     only: the figures have no key. Raises ``RefusedError`` when the port cannot be had.
     """
-    if port is None:
-        return None
     host = host if host is not None else os.environ.get(HOST_VARIABLE, "127.0.0.1")
     try:
         server, thread = start_http_server(port, addr=host, registry=metrics.registry)

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from common.errors import InvariantError, RefusedError
-from common.metrics import OUTCOMES, Endpoint, Metrics, start
+from common.metrics import OUTCOMES, Endpoint, Metrics, open_endpoint, start
 
 
 @pytest.fixture
@@ -49,8 +49,7 @@ def test_a_scrape_finds_values(metrics: Metrics) -> None:
     """Prometheus reads the port and finds what the process counted."""
     metrics.ring_live_bytes.set(4096)
     metrics.lines.labels(outcome="completed").inc(7)
-    endpoint = start(metrics, 0)
-    assert endpoint is not None
+    endpoint = open_endpoint(metrics, 0)
     try:
         text = scraped(endpoint)
     finally:
@@ -67,7 +66,7 @@ def test_outcomes_are_there_before_the_first_line_ends(metrics: Metrics) -> None
 
 def test_no_port_means_no_server(metrics: Metrics) -> None:
     """Most runs on a laptop want no open port."""
-    assert start(metrics, None) is None
+    assert start(metrics, 0) is None
 
 
 def test_a_port_in_use_is_refused_with_the_setting(metrics: Metrics) -> None:
