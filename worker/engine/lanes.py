@@ -51,11 +51,13 @@ class RawEvent:
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """One entry of a queue: ``run`` does it; an entry that waits has ``until`` instead."""
+    """One entry of a queue: ``run`` does it; an entry that waits has ``until`` instead. A compute entry that lags has
+    ``show``: it makes its writes visible ahead of time and returns what hides them again."""
 
     label: str
     run: Callable[[], None] | None
     until: Mark | None = None
+    show: Callable[[], Callable[[], None]] | None = None
 
 
 class Lane:
@@ -143,6 +145,13 @@ class Scheduler:
         while lane.operations:
             if not self.step(lane):
                 raise DeviceError(f"{lane.queue.name.value} cannot proceed: a queue it needs is held")
+
+    def settle(self, lane: Lane) -> None:
+        """Make true all that ``lane`` waits for, and run no more of ``lane`` itself than that needs."""
+        for operation in list(lane.operations):
+            while operation.until is not None and not operation.until.done:
+                if not self.step(operation.until.lane):
+                    raise DeviceError(f"{lane.queue.name.value} cannot proceed: a queue it needs is held")
 
     def _pick(self, lanes: Sequence[Lane]) -> Lane | None:
         ready = [lane for lane in lanes if lane.ready()]

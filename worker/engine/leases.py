@@ -21,6 +21,7 @@ __all__ = [
     "CopyTicket",
     "ForeignOwnerError",
     "HostPage",
+    "LayerBusyError",
     "Lease",
     "LeaseBook",
     "LeaseBooksError",
@@ -41,6 +42,10 @@ __all__ = [
 
 class SlotBusyError(LeaseError):
     """A stage begins in a slot whose previous lease is neither sealed nor retired (L1)."""
+
+
+class LayerBusyError(LeaseError):
+    """A layer's history is copied before an earlier step has put its changed rows of that layer on their way."""
 
 
 class MissingReaderError(LeaseError):
@@ -164,6 +169,7 @@ class LeaseBook:
         if slots < 1:
             raise LeaseBooksError("staging needs a slot")
         self._last: list[Lease | None] = [None] * slots
+        self._of_layer: dict[int, Lease] = {}
         self._sealed: deque[Lease] = deque()
         self._live: dict[int, Lease] = {}
         self.began = 0
@@ -191,17 +197,27 @@ class LeaseBook:
             return ()
         return last.attention, last.written
 
+    def may_begin(self, slot: int, layer: int) -> bool:
+        """Whether a stage of ``layer`` in ``slot`` would find both settled."""
+        last, earlier = self._last_of(slot), self._of_layer.get(layer)
+        return (last is None or last.state in SETTLED) and (earlier is None or earlier.state in SETTLED)
+
     def begin(self, step: int, layer: int, slot: int, contexts: ContextSet, readers: Iterable[Event]) -> Lease:
         """A new lease (L1). ``readers``: the events its copies wait for; those of ``prior_readers`` must be there."""
         last = self._last_of(slot)
         if last is not None and last.state not in SETTLED:
             raise SlotBusyError(f"step {step}, layer {layer} cannot begin in slot {slot}: it has the {last}")
+        earlier = self._of_layer.get(layer)
+        if earlier is not None and earlier.state not in SETTLED:
+            raise LayerBusyError(
+                f"step {step}, layer {layer} cannot begin: the {earlier} has not written its rows back"
+            )
         listed = tuple(readers)
         for event in self.prior_readers(slot):
             if event not in listed:
                 raise MissingReaderError(f"step {step}, layer {layer} does not wait for {event} of the {last}")
         lease = Lease(step, layer, slot, contexts, listed)
-        self._last[slot] = lease
+        self._last[slot] = self._of_layer[layer] = lease
         self._live[id(lease)] = lease
         self.began += 1
         return lease

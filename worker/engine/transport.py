@@ -101,6 +101,11 @@ class Transport:
         """The slot that the next ``stage`` will use: copies must go there."""
         return self._turn % self.book.slots
 
+    def may_stage(self, layer: int) -> bool:
+        """Whether the layer can be staged now: its next slot's last lease and its own last lease are sealed. So a
+        prefetch goes as far ahead as this allows, and no further."""
+        return self.failed is None and self.book.may_begin(self.next_slot, layer)
+
     # -- one staged layer, in the order of a step -----------------------------------------------------------------
     def stage(
         self, step: int, layer: int, contexts: ContextSet, copies: Sequence[Copy] = (), materialise: Work | None = None

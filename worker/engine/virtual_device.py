@@ -167,9 +167,16 @@ class VirtualDevice:
 
             self._scheduler.put(lane, Operation(label, run))
             return None
-        self._scheduler.force(lane)
+        self._scheduler.settle(lane)
         lane.alive()
-        return self._compute(lane, fn, reads, writes, label)
+        hide = [operation.show() for operation in lane.operations if operation.show is not None]
+        try:
+            operation, value = self._compute(fn, reads, writes, label)
+        finally:
+            for undo in reversed(hide):
+                undo()
+        self._scheduler.put(lane, operation)
+        return value
 
     def host_read(self, event: Event, tensor: torch.Tensor) -> None:
         """Raise ``RaceError`` unless the host saw an event after the last write of ``tensor``."""
@@ -267,19 +274,18 @@ class VirtualDevice:
 
     def _compute(
         self,
-        lane: Lane,
         fn: Callable[[], T],
         reads: Sequence[torch.Tensor],
         writes: Sequence[torch.Tensor],
         label: str,
-    ) -> T:
+    ) -> tuple[Operation, T]:
+        """Run ``fn`` now, take its writes back, and leave them and the check of its reads for their time."""
         saw = [host_bytes(tensor) for tensor in reads]
         before = [tensor.clone() for tensor in writes]
         value = fn()
         self._no_alias(value, writes, label)
         after = [tensor.clone() for tensor in writes]
-        for tensor, old in zip(writes, before, strict=True):
-            tensor.copy_(old)
+        _write(writes, before)
 
         def run() -> None:
             for tensor, old in zip(reads, saw, strict=True):
@@ -287,11 +293,14 @@ class VirtualDevice:
                 if not torch.equal(now, old):
                     wrong = int((now != old).sum())
                     raise self._race(f"{wrong} of {old.numel()} bytes that '{label}' reads changed while it ran")
-            for tensor, new in zip(writes, after, strict=True):
-                tensor.copy_(new)
+            _write(writes, after)
 
-        self._scheduler.put(lane, Operation(label, run))
-        return value
+        def show() -> Callable[[], None]:
+            hidden = [tensor.clone() for tensor in writes]
+            _write(writes, after)
+            return lambda: _write(writes, hidden)
+
+        return Operation(label, run, show=show), value
 
     # -- checks -----------------------------------------------------------------------------------------------------
     def _touched(self, lane: Lane, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor], label: str) -> None:
@@ -323,3 +332,8 @@ class VirtualDevice:
 
     def _race(self, words: str) -> RaceError:
         return RaceError(f"{words} ({self.temperament.value}, seed {self.seed})")
+
+
+def _write(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
