@@ -10,11 +10,13 @@ Q2 and Q3 like the real device; knows nothing of leases.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from common.errors import InvariantError
@@ -36,6 +38,7 @@ from worker.engine.shadow import ClockCheck, Ranges, overlap
 __all__ = ["Temperament", "VirtualDevice"]
 
 T = TypeVar("T")
+ALIGN_BYTES = 64
 
 
 class VirtualDevice:
@@ -202,8 +205,12 @@ class VirtualDevice:
             raise TeardownError(f"host memory is not freed: {self._uncertain}")
 
     def allocate_device(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Zeroed memory."""
-        return torch.zeros(tuple(shape), dtype=dtype)
+        """Zeroed memory that costs nothing until it is touched: a page pool is whole GiB, a small model uses little of
+        it. Aligned like the framework's own, so that equal rows meet equal vector kernels."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        raw = torch.from_numpy(np.zeros(nbytes + ALIGN_BYTES, np.uint8))
+        start = -raw.data_ptr() % ALIGN_BYTES
+        return raw[start : start + nbytes].view(dtype).view(tuple(shape))
 
     def host_rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """Itself: host and device are one."""

@@ -1,0 +1,312 @@
+"""shell: the engine: one step after another over a model whose history is staged layer by layer (design: a step).
+
+``step`` is the flow. The plan of a step is made while the step before it is being put on the queues, so that its first
+copies start there; sampled tokens are read one step late, through an event that is polled. Exactly one ``Finished`` a
+request. What may run is ``scheduler``'s to say, what is exact is ``routes`` and ``kernels``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from common import log
+from common.config import EngineSettings
+from common.errors import InvariantError
+from common.limits import ENGINE_IDLE_S, ENGINE_POLL_MAX_S, ENGINE_POLL_MIN_S
+from common.messages import LineRef
+from ring.consumer import Consumer
+from worker.engine.attention import KEYWORD, registered
+from worker.engine.device import Event, QueueName
+from worker.engine.device_pool import DevicePool
+from worker.engine.fit import fit, never_fits
+from worker.engine.host_pool import HostPool
+from worker.engine.intake import Intake
+from worker.engine.model import LoadedModel
+from worker.engine.page_leases import PageLeases
+from worker.engine.routes import LiveStep, ResidentRoute, Route, StagedRoute
+from worker.engine.sampler import choose
+from worker.engine.scheduler import Context, Scheduler, StepPlan
+from worker.engine.segments import SegmentBook
+from worker.engine.step import PackedStep, pack
+from worker.engine.stopping import Answer
+from worker.engine.tables import Tables, Upload
+from worker.engine.transport import Quarantine, Transport
+from worker.engine.warmup import warm_up
+from worker.structures import Finished, Request
+
+Watch = Callable[[StepPlan, torch.Tensor], None]
+"""Sees each step's plan and its logits (sampled rows, vocabulary), on the device; for tests and measurements."""
+
+
+class Stop(Protocol):
+    """``threading.Event``, or anything that says when to stop."""
+
+    def is_set(self) -> bool: ...
+
+
+@dataclass(slots=True, eq=False)
+class Enqueued:
+    """A step whose work is on the queues: what must live until it has landed, and how that is seen."""
+
+    packed: PackedStep
+    upload: Upload
+    keep: tuple[object, ...] = ()
+    over: Event | None = None
+
+
+class Engine:
+    """Runs what the ring brings. All methods belong to one thread, on which the callbacks are called.
+
+    Raises ``RefusedError`` at construction when the model or its pools do not fit (A6).
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        consumer: Consumer,
+        settings: EngineSettings,
+        on_finished: Callable[[Finished], None],
+        on_admitted: Callable[[Request], None] = lambda request: None,
+        *,
+        watch: Watch | None = None,
+    ) -> None:
+        self.loaded, self.settings = loaded, settings
+        self.device = device = loaded.device
+        self.fit = fit(loaded.geometry, settings)
+        self._log = log.get("engine")
+        self._log.info("fit", model=loaded.name, residency=settings.residency, formula=list(self.fit.formula))
+        self._consumer, self._on_finished, self._on_admitted, self._watch = consumer, on_finished, on_admitted, watch
+        device.adopt()
+        self.steps = self.tokens = 0
+        self.pages = PageLeases(self.fit.concurrency)
+        self.transport = Transport(device, pages=self.pages)
+        self.scheduler = Scheduler(self.fit, settings.chunk_tokens, SegmentBook(self.pages, self.fit.concurrency))
+        self.pool = DevicePool(device, loaded.geometry, self.fit, loaded.dtype)
+        self.host = HostPool(device, loaded.geometry, self.fit, loaded.dtype) if self.fit.slot_rows else None
+        rows_max = max(settings.chunk_tokens, self.fit.concurrency + 1)
+        self.tables = Tables(device, rows_max, self.fit.concurrency)
+        self._compute = device.queue(QueueName.COMPUTE)
+        self.intake = Intake(consumer, self._compute.handle if device.kind == "cuda" else None)
+        self._last = device.allocate_device((self.fit.concurrency,), torch.int64)
+        self.route = self._make_route()
+        self._contexts: dict[LineRef, Context] = {}
+        self._answers: dict[int, Answer] = {}
+        self._unread: set[int] = set()
+        self._planned = 0
+        self._next: Enqueued | None = None
+        self._decided = False
+        self._behind: Enqueued | None = None
+        self._closed: Quarantine | None = None
+        self._stack = ExitStack()
+        self._stack.enter_context(registered(loaded.module))
+        with device.running(), torch.no_grad():
+            warm_up(loaded, self.pool.slots or self.pool.layers)
+
+    # -- the flow -------------------------------------------------------------------------------------------------
+    def run(self, stop: Stop) -> None:
+        """Step until ``stop`` is set or the ring is aborted; asleep on the ring while there is nothing to do."""
+        self.device.adopt()
+        with self.device.running(), torch.no_grad():
+            try:
+                while not stop.is_set() and not self._consumer.aborted:
+                    if not self.step():
+                        self._consumer.wait(ENGINE_IDLE_S)
+            finally:
+                self.close()
+
+    def step(self) -> bool:
+        """One pass of the model over what is planned; False when there was nothing to do."""
+        now, self._next, self._decided = self._next or self._begin(), None, False
+        if now is not None:
+            live = self._fetch(now)
+            logits = self._forward(live, self._gather(live))
+            self._next_step()
+            self._sample(now, live, logits)
+        behind, self._behind = self._behind, now
+        if behind is not None:
+            self._land(behind)
+        return now is not None or behind is not None
+
+    # -- planning -------------------------------------------------------------------------------------------------
+    def _begin(self) -> Enqueued | None:
+        """Plan a step that nobody planned ahead, and start its first copies."""
+        planned = self._plan()
+        if planned is not None:
+            self.route.prepare(planned.packed)
+        return planned
+
+    def _next_step(self) -> PackedStep | None:
+        """The step after the one under way: planned once, when its first copies may start; on the reference route after
+        the last layer, knowing the same, so that both routes run the same schedule."""
+        if not self._decided:
+            self._decided = True
+            self._next = self._plan()
+        return None if self._next is None else self._next.packed
+
+    def _plan(self) -> Enqueued | None:
+        self._admit_news()
+        plan, admitted = self.scheduler.plan(self._planned)
+        for context in admitted:
+            self._on_admitted(context.request)
+        if self.scheduler.waiting:
+            head = self.scheduler.waiting[0]
+            self.intake.hold(head.entry, head.waits)
+        if plan is None:
+            return None
+        self._planned += 1
+        packed = pack(plan, self.fit)
+        return Enqueued(packed, self.tables.upload(packed))
+
+    def _admit_news(self) -> None:
+        news = self.intake.look()
+        for arrival in news.arrivals:
+            request, sampling = arrival.request, arrival.request.sampling
+            if request.ref in self._contexts:
+                raise InvariantError(f"{request.ref} came twice")
+            error = never_fits(request.prompt_tokens, sampling.max_tokens, self.settings.context_tokens)
+            if error is None and sampling.stop and self.loaded.decode is None:
+                error = "stop strings need a model with a tokenizer"
+            if error is not None or sampling.max_tokens == 0:
+                self.intake.read(arrival.entry)
+                reason = "length" if error is None else "failed"
+                self._on_finished(Finished(request, (), reason, error or ""))
+                continue
+            context = self.scheduler.offer(request, arrival.entry, arrival.offset)
+            self._contexts[request.ref] = context
+            self._answers[context.number] = Answer(sampling, self.loaded.decode)
+            self._unread.add(context.number)
+        for ref in news.cancels:
+            if ref in self._contexts:
+                self._finish(self._contexts[ref], "cancelled")
+
+    # -- one step on the queues -----------------------------------------------------------------------------------
+    def _fetch(self, now: Enqueued) -> LiveStep:
+        tensors = self.tables.fetch(now.upload, now.packed)
+        return LiveStep(now.packed, tensors, self.route, self.settings.context_tokens)
+
+    def _gather(self, live: LiveStep) -> torch.Tensor:
+        """Input ids (1, tokens): prompts straight from the ring's pages, else each context's last token."""
+        tensors, last, payload = live.tensors, self._last, self.intake.payload
+        prompts = [share for share in live.packed.plan.shares if share.prompt]
+        for share in prompts:
+            self.intake.before_reading(share.context.entry)
+
+        def ids() -> torch.Tensor:
+            if not prompts:
+                return last.index_select(0, tensors["last_from"])[None]
+            out = torch.empty(live.packed.tokens, dtype=torch.int64, device=last.device)
+            out.index_copy_(0, tensors["prompt_to"], payload.index_select(0, tensors["prompt_from"]).long())
+            out.index_copy_(0, tensors["last_to"], last.index_select(0, tensors["last_from"]))
+            return out[None]
+
+        firsts = [(share.context.offset + share.start, share.rows) for share in prompts]
+        reads = [payload[first : first + rows] for first, rows in firsts]
+        gathered = self.device.launch(self._compute, ids, reads, (), "gather token ids")
+        if gathered is None:
+            raise InvariantError("a launch on the compute queue gave no value back")
+        return gathered
+
+    def _forward(self, live: LiveStep, ids: torch.Tensor) -> torch.Tensor:
+        """Logits (sampled rows, vocabulary)."""
+        out: torch.Tensor = self.loaded.module(
+            input_ids=ids,
+            position_ids=live.tensors["positions"][None],
+            use_cache=False,
+            logits_to_keep=live.tensors["sample_rows"],
+            **{KEYWORD: live},
+        ).logits[0]
+        return out
+
+    def _sample(self, now: Enqueued, live: LiveStep, logits: torch.Tensor) -> None:
+        """Choose tokens on the device, keep them there for the next step, and send them to the host."""
+        tensors, back = live.tensors, self.device.queue(QueueName.D2H)
+        if self._watch is not None:
+            self._watch(now.packed.plan, logits)
+        tokens = choose(logits, tensors.chances)
+        self._last.index_copy_(0, tensors["sample_segments"], tokens)
+        sampled = self.device.record(self._compute)
+        self.device.wait(back, sampled)
+        self.device.release(sampled)
+        if tokens.numel():
+            self.device.copy(back, self.tables.tokens(now.upload, tokens.numel()), tokens, "sampled tokens")
+        now.keep, now.over = (live, tokens), self.device.record(back)
+
+    # -- one step late --------------------------------------------------------------------------------------------
+    def _land(self, behind: Enqueued) -> None:
+        """The step is over on every queue: retire its leases, read its tokens, publish."""
+        event, plan = behind.over, behind.packed.plan
+        if event is None:
+            raise InvariantError(f"step {plan.step} lands without having been sampled")
+        pause = ENGINE_POLL_MIN_S
+        while not self.device.done(event):
+            time.sleep(pause)
+            pause = min(2 * pause, ENGINE_POLL_MAX_S)
+        shares = behind.packed.sampling
+        tokens = self.tables.tokens(behind.upload, len(shares))
+        self.device.host_read(event, tokens)
+        values = tokens.tolist()
+        self.device.release(event)
+        self.transport.retire(time.monotonic())
+        self.tables.release(behind.upload)
+        behind.keep = ()
+        self.steps += 1
+        for share, token in zip(shares, values, strict=True):
+            self._prompt_read(share.context)
+            self._take(share.context, token)
+        self.scheduler.landed(plan)
+        for context in (share.context for share in plan.shares):
+            if context.ended and not context.in_flight:
+                self._prompt_read(context)
+                self.transport.forget(context.number)
+
+    def _take(self, context: Context, token: int) -> None:
+        if context.ended:
+            return  # surplus: planned before its stop was known
+        self.tokens += 1
+        reason = self._answers[context.number].add(token)
+        if reason is not None:
+            self._finish(context, reason)
+
+    def _finish(self, context: Context, reason: str) -> None:
+        """Say how a request ended, once; its memory waits for what is in flight (L8)."""
+        del self._contexts[context.request.ref]
+        answer = self._answers.pop(context.number)
+        self.scheduler.end(context)
+        if context.in_flight:
+            self.transport.revoke(context.number)
+        else:
+            self._prompt_read(context)
+        self._on_finished(Finished(context.request, tuple(answer.token_ids), reason, text_chars=answer.text_chars))
+
+    def _prompt_read(self, context: Context) -> None:
+        if context.number in self._unread:
+            self._unread.remove(context.number)
+            self.intake.read(context.entry)
+
+    # -- start and end --------------------------------------------------------------------------------------------
+    def _make_route(self) -> Route:
+        if self.host is None:
+            return ResidentRoute(self.device, self.pool)
+        return StagedRoute(self.transport, self.host, self.pool, self._next_step)
+
+    def check(self) -> None:
+        """Raise unless all books agree."""
+        self.transport.check()
+        self.scheduler.check()
+
+    def close(self) -> Quarantine:
+        """End: prove that the device is done, then give back. May be called again; the first proof stays."""
+        if self._closed is None:
+            self._stack.close()
+            self._closed = self.transport.quarantine("the engine ends", self._consumer.abort)
+            if self._closed.proved:
+                self.tables.close()
+                if self.host is not None:
+                    self.host.close()
+        return self._closed

@@ -1,0 +1,163 @@
+"""rules: A5, A6 and A7: how many whole histories fit, as arithmetic with its numbers, and what never can.
+
+Pure functions of geometry and settings. Knows no device and allocates nothing; the pools allocate what is decided here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from common.config import GIB, EngineSettings
+from common.errors import RefusedError
+from worker.engine.geometry import Geometry
+
+SLOTS = 2
+"""Staging slots: the next layer's copy runs into one while attention reads the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What the pools allocate. Rows are tokens; a row of a slot is one layer's K and V of one token."""
+
+    concurrency: int
+    """Effective: the contexts that run together (A5). Also the segments of the host pool per dense layer."""
+    context_rows: int
+    """Rows of one segment: the longest context, rounded up to whole pages."""
+    page_rows: int
+    slot_rows: int
+    """Rows of one staging slot; 0 with ``--residency full``."""
+    arena_rows: int
+    """Rows of the device page pool: K and V of one layer of one token each."""
+    host_bytes: int
+    """Bytes of the host pool that are used; 0 with ``--residency full``."""
+    slot_bytes: int
+    formula: tuple[str, ...]
+    """What is printed at start."""
+
+
+def rounded_up(rows: int, page_rows: int) -> int:
+    """``rows`` rounded up to whole pages."""
+    return -(-rows // page_rows) * page_rows
+
+
+def _gib(amount: float) -> str:
+    return f"{amount / GIB:.3f} GiB"
+
+
+def _need_gib(amount: int) -> float:
+    """``amount`` bytes in GiB, rounded up to three digits: what a setting must at least say."""
+    return math.ceil(amount / GIB * 1000) / 1000
+
+
+def _bounded(fitting: int, settings: EngineSettings, configured: int, words: str, remedy: str) -> int:
+    """A6: ``fitting`` histories fit where ``configured`` were asked for."""
+    if fitting >= configured:
+        return configured
+    if fitting < 1 or settings.fit == "refuse":
+        raise RefusedError(f"{words}; {remedy}" + (", or --fit shrink" if fitting >= 1 else ""))
+    return fitting
+
+
+def _slot_rows(geometry: Geometry, settings: EngineSettings, concurrency: int, context_rows: int) -> int:
+    page = settings.page_tokens
+    if not settings.slot_gib:
+        return concurrency * context_rows
+    rows = int(settings.slot_gib * GIB) // geometry.layer_token_bytes // page * page
+    if rows < context_rows:
+        need = _need_gib(context_rows * geometry.layer_token_bytes)
+        raise RefusedError(
+            f"--slot-gib {settings.slot_gib} holds {rows} rows of one layer, one context needs {context_rows}; "
+            f"set --slot-gib to {need} or more, or lower --context-tokens"
+        )
+    return min(rows, concurrency * context_rows)
+
+
+def fit(geometry: Geometry, settings: EngineSettings) -> Fit:
+    """How much of what was asked for fits, or ``RefusedError`` naming the setting to change (A6).
+
+    effective concurrency = min(configured, host pool // one history, what the device pages hold).
+    """
+    page = settings.page_tokens
+    context_rows = rounded_up(settings.context_tokens, page)
+    history = context_rows * geometry.token_bytes
+    lines = [
+        f"bytes per token = {geometry.layers} layers x 2 x {geometry.kv_heads} heads x {geometry.head_dim} x "
+        f"{geometry.dtype_bytes} B = {geometry.token_bytes}",
+        f"one history = {context_rows} rows x {geometry.token_bytes} B = {_gib(history)}",
+    ]
+    arena_rows = settings.device_pages_gib * GIB // geometry.layer_token_bytes
+    if settings.residency == "full":
+        return _full(geometry, settings, context_rows, arena_rows, lines)
+    pool = int(settings.host_pool_gib * GIB)
+    held = pool // history
+    lines.append(
+        f"host pool {settings.host_pool_gib} GiB // one history = {held} histories of {geometry.layers} segments"
+    )
+    wanted = settings.concurrency
+    concurrency = _bounded(
+        held,
+        settings,
+        wanted,
+        f"--host-pool-gib {settings.host_pool_gib} holds {held} histories of {_gib(history)}, "
+        f"--concurrency {wanted} needs {_gib(wanted * history)}",
+        f"set --host-pool-gib to {_need_gib(wanted * history)} or more, or lower --concurrency or --context-tokens",
+    )
+    if settings.slot_gib:
+        slot_rows = _slot_rows(geometry, settings, concurrency, context_rows)
+        if SLOTS * slot_rows > arena_rows:
+            raise RefusedError(
+                f"two staging slots of {_gib(slot_rows * geometry.layer_token_bytes)} do not fit into "
+                f"--device-pages-gib {settings.device_pages_gib}; raise it or lower --slot-gib"
+            )
+    else:
+        slots_held = arena_rows // (SLOTS * context_rows)
+        need = math.ceil(SLOTS * concurrency * context_rows * geometry.layer_token_bytes / GIB)
+        concurrency = _bounded(
+            slots_held,
+            settings,
+            concurrency,
+            f"--device-pages-gib {settings.device_pages_gib} holds two staging slots of {slots_held} contexts x "
+            f"{context_rows} rows x {geometry.layer_token_bytes} B, --concurrency {concurrency} needs {need} GiB",
+            f"set --device-pages-gib to {need} or more, lower --concurrency or --context-tokens, or set --slot-gib",
+        )
+        slot_rows = _slot_rows(geometry, settings, concurrency, context_rows)
+    slot_bytes = slot_rows * geometry.layer_token_bytes
+    lines.append(
+        f"staging slots = 2 x {slot_rows} rows x {geometry.layer_token_bytes} B = {_gib(2 * slot_bytes)} "
+        f"of {settings.device_pages_gib} GiB of device pages"
+    )
+    lines.append(f"effective concurrency = min({wanted}, {held} on the host, what two slots hold) = {concurrency}")
+    return Fit(concurrency, context_rows, page, slot_rows, arena_rows, concurrency * history, slot_bytes, tuple(lines))
+
+
+def _full(geometry: Geometry, settings: EngineSettings, context_rows: int, arena_rows: int, lines: list[str]) -> Fit:
+    history_rows = geometry.layers * context_rows
+    held = arena_rows // history_rows
+    need = math.ceil(settings.concurrency * history_rows * geometry.layer_token_bytes / GIB)
+    concurrency = _bounded(
+        held,
+        settings,
+        settings.concurrency,
+        f"--residency full: --device-pages-gib {settings.device_pages_gib} holds {held} whole histories of "
+        f"{_gib(history_rows * geometry.layer_token_bytes)}, --concurrency {settings.concurrency} needs {need} GiB",
+        f"set --device-pages-gib to {need} or more, or lower --concurrency or --context-tokens",
+    )
+    lines.append(f"device pages {settings.device_pages_gib} GiB // one history = {held} histories")
+    lines.append(f"effective concurrency = min({settings.concurrency}, {held} on the device) = {concurrency}")
+    return Fit(concurrency, context_rows, settings.page_tokens, 0, arena_rows, 0, 0, tuple(lines))
+
+
+def never_fits(prompt_tokens: int, max_tokens: int, context_tokens: int) -> str | None:
+    """A7: why a request can never run here, with its numbers, or None. Its surplus rows fit: none is ever planned past
+    ``max_tokens``."""
+    if prompt_tokens < 1:
+        return "the prompt has no tokens"
+    if max_tokens < 0:
+        return f"max_tokens {max_tokens} is below 0"
+    if prompt_tokens + max_tokens > context_tokens:
+        return (
+            f"prompt {prompt_tokens} + max_tokens {max_tokens} = {prompt_tokens + max_tokens} tokens is more than "
+            f"--context-tokens {context_tokens}"
+        )
+    return None

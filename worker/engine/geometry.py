@@ -1,0 +1,123 @@
+"""rules: what a model's attention looks like, read from its transformers config, and what of it we refuse by name.
+
+A model whose attention needs something we do not do (soft-capping, sinks, a sliding window shorter than a context,
+latent or linear attention, positions that depend on the batch) is refused here, never approximated. Knows no torch and
+no transformers: a config is any object with the attributes of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from common.errors import RefusedError
+
+TESTED_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types whose text our tests compare with transformers; others run when nothing below refuses them."""
+
+_REFUSED_ATTRIBUTES = {
+    "attn_logit_softcapping": "soft-capped attention",
+    "kv_lora_rank": "latent attention (MLA)",
+    "alibi": "attention with linear biases (ALiBi)",
+    "is_encoder_decoder": "an encoder beside its decoder",
+    "attention_chunk_size": "chunked attention",
+    "linear_num_value_heads": "linear attention layers beside dense ones",
+    "mamba_d_state": "state-space layers beside dense ones",
+    "vision_config": "images beside text",
+    "audio_config": "audio beside text",
+}
+_SINK_TYPES = ("gpt_oss",)
+_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The shape of a model's dense attention: what the pools need to know of it."""
+
+    model_type: str
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype_bytes: int
+    vocabulary: int
+    positions: int
+    """Longest context the model was made for, in tokens."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's K (or V) in one layer."""
+        return self.kv_heads * self.head_dim * self.dtype_bytes
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Bytes of one token's K and V in one layer."""
+        return 2 * self.row_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of history of one token: K and V of all dense layers."""
+        return self.layers * self.layer_token_bytes
+
+
+def _number(config: object, name: str, otherwise: int | None = None) -> int:
+    value = getattr(config, name, None)
+    if value is None:
+        value = otherwise
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise RefusedError(f"the model's config has no usable {name} ({value!r}); haulier cannot size its history")
+    return value
+
+
+def _refuse_unknown(config: object, model_type: str, context_tokens: int) -> None:
+    for name, words in _REFUSED_ATTRIBUTES.items():
+        if getattr(config, name, None):
+            raise RefusedError(f"model type {model_type} uses {words} ({name}), which haulier does not do")
+    if model_type in _SINK_TYPES:
+        raise RefusedError(f"model type {model_type} uses attention sinks, which haulier does not do")
+    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    other = sorted({str(kind) for kind in kinds} - {"full_attention", "attention"})
+    if other:
+        raise RefusedError(f"model type {model_type} has layers of type {', '.join(other)}, which haulier does not do")
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "use_sliding_window", True) and window < context_tokens:
+        raise RefusedError(
+            f"model type {model_type} attends over a sliding window of {window} tokens, which haulier does not do; "
+            f"--context-tokens {window} or less needs none"
+        )
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
+    if kind in _BATCH_DEPENDENT_ROPE:
+        raise RefusedError(
+            f"model type {model_type} scales its positions by the longest request of a batch (rope type {kind}), "
+            "so that an answer would depend on its neighbours; haulier does not do that"
+        )
+
+
+def geometry_of(config: object, dtype_bytes: int, context_tokens: int) -> Geometry:
+    """The geometry of a text model, or ``RefusedError`` naming what haulier does not do.
+
+    ``dtype_bytes`` is the size of one K or V value (2 for bfloat16), ``context_tokens`` the longest context to serve.
+    """
+    model_type = str(getattr(config, "model_type", "unknown"))
+    _refuse_unknown(config, model_type, context_tokens)
+    query_heads = _number(config, "num_attention_heads")
+    kv_heads = _number(config, "num_key_value_heads", query_heads)
+    head_dim = _number(config, "head_dim", _number(config, "hidden_size") // query_heads)
+    positions = _number(config, "max_position_embeddings", context_tokens)
+    if query_heads % kv_heads:
+        raise RefusedError(f"{query_heads} query heads cannot share {kv_heads} key heads evenly")
+    if context_tokens > positions:
+        raise RefusedError(
+            f"--context-tokens {context_tokens} is longer than the {positions} positions this model was made for"
+        )
+    return Geometry(
+        model_type=model_type,
+        layers=_number(config, "num_hidden_layers"),
+        query_heads=query_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype_bytes=dtype_bytes,
+        vocabulary=_number(config, "vocab_size"),
+        positions=positions,
+    )

@@ -1,0 +1,158 @@
+"""shell: models from transformers: loaded from a folder or hub id, or built on the device with random weights.
+
+Gives a ``LoadedModel``: the module, its geometry, and what decoding needs. Knows no pool and no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from common.errors import RefusedError, UsageError
+from worker.engine.device import Device
+from worker.engine.geometry import Geometry, geometry_of
+from worker.engine.stopping import Decode
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "d16": {
+        "model_type": "llama",
+        "num_hidden_layers": 16,
+        "hidden_size": 5120,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "intermediate_size": 17408,
+        "vocab_size": 153_600,
+    },
+    "l8b": {
+        "model_type": "llama",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128_256,
+    },
+    "w1": {
+        "model_type": "qwen2",
+        "num_hidden_layers": 24,
+        "hidden_size": 896,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+    },
+    "tiny": {
+        "model_type": "llama",
+        "num_hidden_layers": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 128,
+        "vocab_size": 257,
+    },
+}
+"""Shapes for measuring: D16 and W1 as the benchmarks name them, L8B is Llama-3-8B's; tiny runs anywhere."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model on its device, ready for the engine. ``decode`` is None when it has no tokenizer (random weights)."""
+
+    name: str
+    module: Any
+    geometry: Geometry
+    device: Device
+    dtype: torch.dtype
+    decode: Decode | None
+    stop_ids: tuple[int, ...]
+    """The model's own end-of-sequence ids, for whoever prepares requests."""
+
+
+def chosen_dtype(name: str, config: Any, torch_device: torch.device) -> torch.dtype:
+    """``auto``: what the weights are stored in; float32 on a CPU, where half precision is slow and inexact."""
+    if name != "auto":
+        return DTYPES[name]
+    if torch_device.type == "cpu":
+        return torch.float32
+    stored = getattr(config, "dtype", None)
+    if isinstance(stored, str):
+        stored = DTYPES.get(stored)
+    return stored if isinstance(stored, torch.dtype) and stored in DTYPES.values() else torch.bfloat16
+
+
+def _end_ids(module: Any) -> tuple[int, ...]:
+    found = getattr(module.generation_config, "eos_token_id", None)
+    if found is None:
+        found = getattr(module.config, "eos_token_id", None)
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, (list, tuple)) else (int(found),)
+
+
+def decoder(tokenizer: Any) -> Decode:
+    """Token ids to text as an answer shows it: special tokens left out, spaces as they are."""
+
+    def decode(ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    return decode
+
+
+def from_folder(place: str | Path, device: Device, dtype: str, context_tokens: int) -> LoadedModel:
+    """Load weights and tokenizer of a local folder or hub id. Raises ``RefusedError`` naming what is wrong with it."""
+    try:
+        config = transformers.AutoConfig.from_pretrained(place)
+        wanted = chosen_dtype(dtype, config, device.torch_device)
+        geometry = geometry_of(config, wanted.itemsize, context_tokens)
+        with device.running():
+            module: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                place, dtype=wanted, attn_implementation="sdpa"
+            )
+            module = module.to(device.torch_device)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError, KeyError) as error:
+        raise RefusedError(f"--model {place} cannot be loaded: {str(error).splitlines()[0]}") from error
+    settle(device)
+    return LoadedModel(str(place), module.eval(), geometry, device, wanted, decoder(tokenizer), _end_ids(module))
+
+
+def from_config(
+    config: Any, device: Device, dtype: torch.dtype, context_tokens: int, name: str = "random", seed: int = 0
+) -> LoadedModel:
+    """A model of random weights, made where it will run; nothing touches a disk."""
+    geometry = geometry_of(config, dtype.itemsize, context_tokens)
+    torch.manual_seed(seed)
+    with device.running(), device.torch_device:
+        build: Any = transformers.AutoModelForCausalLM.from_config
+        module = build(config, dtype=dtype, attn_implementation="sdpa")
+    settle(device)
+    return LoadedModel(name, module.eval(), geometry, device, dtype, None, _end_ids(module))
+
+
+def shape_config(name: str, context_tokens: int) -> Any:
+    """The transformers config of one of ``SHAPES``."""
+    if name not in SHAPES:
+        raise UsageError(f"--geometry {name!r} is none of {', '.join(SHAPES)}")
+    fields = dict(SHAPES[name])
+    kind = fields.pop("model_type")
+    return transformers.AutoConfig.for_model(
+        kind, max_position_embeddings=max(context_tokens, 2048), bos_token_id=0, eos_token_id=0, **fields
+    )
+
+
+def settle(device: Device) -> None:
+    """Weights are in place before a managed queue reads them: loaders copy on streams of their own, which are not
+    managed, so the host may wait for those once, at start."""
+    if device.torch_device.type == "cuda":
+        torch.cuda.default_stream(device.torch_device).synchronize()

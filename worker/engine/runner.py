@@ -1,0 +1,48 @@
+"""shell: how a worker gets its engine: the device of ``--device``, the model of ``--model``, then ``Engine``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from common import log
+from common.config import EngineSettings
+from common.errors import RefusedError
+from worker.engine.device import Device
+from worker.engine.engine import Engine
+from worker.engine.fit import fit
+from worker.engine.geometry import TESTED_TYPES
+from worker.engine.model import LoadedModel, from_folder
+from worker.engine.virtual_device import VirtualDevice
+
+__all__ = ["Engine", "LoadedModel", "load", "open_device"]
+
+
+def open_device(name: str) -> Device:
+    """The device of ``--device``: ``cpu`` or ``cuda:N``. Raises ``RefusedError`` when there is none."""
+    if name == "cpu":
+        return VirtualDevice()
+    if not torch.cuda.is_available():
+        raise RefusedError(f"--device {name}: this machine has no CUDA device that torch can use; --device cpu works")
+    index = int(name.partition(":")[2] or 0)
+    if index >= torch.cuda.device_count():
+        raise RefusedError(f"--device {name}: there are {torch.cuda.device_count()} CUDA devices, counted from 0")
+    from worker.engine.cuda_device import CudaDevice  # needs cuda-bindings, which a machine without a GPU lacks
+
+    return CudaDevice(index)
+
+
+def load(settings: EngineSettings, folder: Path | None = None) -> LoadedModel:
+    """The model of ``--model`` on the device of ``--device``. ``folder`` overrides where its files are.
+
+    Blocks for as long as loading takes; any thread. Raises ``RefusedError`` naming the setting to change.
+    """
+    if settings.context_tokens < 2:
+        raise RefusedError(f"--context-tokens {settings.context_tokens} must be 2 or more")
+    device = open_device(settings.device)
+    loaded = from_folder(folder or settings.model, device, settings.dtype, settings.context_tokens)
+    fit(loaded.geometry, settings)
+    if loaded.geometry.model_type not in TESTED_TYPES:
+        log.get("engine").warning("model type without tests of its own", model_type=loaded.geometry.model_type)
+    return loaded

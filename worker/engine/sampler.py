@@ -1,0 +1,48 @@
+"""shell: the next token of each sampled row, chosen on the device: greedy, temperature, top_k, top_p, seed.
+
+A request's chance depends on its seed and the token's number alone, never on its neighbours: one uniform number a
+token, made on the host by ``sampling.uniform``, picks from the sorted distribution. Nothing here waits for the device.
+Knows no context and no queue; runs on whatever queue is current.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """One value for each sampled row, on the device: float32 ``temperature`` (0 is greedy), ``top_p`` and ``chance``
+    in [0, 1), int64 ``top_k`` (0 is off)."""
+
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    chance: torch.Tensor
+    top_k: torch.Tensor
+
+
+def choose(logits: torch.Tensor, chances: Chances | None) -> torch.Tensor:
+    """Token ids (rows,) int64 from logits (rows, vocabulary) of any float dtype; ``None`` is greedy for all rows.
+
+    Order as in transformers: temperature, then top_k, then top_p over what top_k left; at least one token stays.
+    """
+    greedy = logits.argmax(dim=-1)
+    if chances is None:
+        return greedy
+    warm = chances.temperature > 0
+    scale = torch.where(warm, chances.temperature, torch.ones_like(chances.temperature))
+    ranked, order = (logits.float() / scale[:, None]).sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(ranked.shape[-1], device=ranked.device)
+    beyond = (chances.top_k[:, None] > 0) & (rank[None, :] >= chances.top_k[:, None])
+    share = ranked.masked_fill(beyond, float("-inf")).softmax(dim=-1)
+    before = share.cumsum(dim=-1) - share
+    dropped = (before >= chances.top_p[:, None]) & (rank[None, :] > 0) & (chances.top_p[:, None] < 1)
+    share = share.masked_fill(dropped, 0.0)
+    total = share.cumsum(dim=-1)
+    aim = chances.chance[:, None] * total[:, -1:]
+    kept = (share > 0).sum(dim=-1, keepdim=True)
+    place = torch.minimum((total <= aim).sum(dim=-1, keepdim=True), kept - 1)
+    drawn = order.gather(-1, place).squeeze(-1)
+    return torch.where(warm, drawn, greedy)

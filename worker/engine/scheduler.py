@@ -1,0 +1,223 @@
+"""rules: who runs in a step and who waits, and why (A7): decodes first, then prompts in chunks; admission only here.
+
+A plan is fixed before the tokens of the step before it are known: what a stop or cancel makes surplus is planned at
+most twice more and never published. Its rows have room, since none is planned past ``max_tokens``. Knows no tensor, no
+token and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from common.errors import InvariantError
+from worker.engine.fit import Fit, rounded_up
+from worker.engine.page_leases import HostPage
+from worker.engine.segments import SegmentBook
+from worker.structures import Request
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """A request's sequence with its history. Only the scheduler changes it.
+
+    ``entry`` is the ring entry that holds its prompt, ``offset`` the prompt's first index in the ring's int32 view.
+    """
+
+    number: int
+    request: Request
+    entry: int
+    offset: int
+    page: HostPage | None = None
+    prefilled: int = 0
+    """Rows of the prompt planned so far."""
+    sampled: int = 0
+    """Tokens planned to be sampled so far."""
+    in_flight: int = 0
+    """Steps planned with it whose end nobody saw yet."""
+    ended: bool = False
+    waits: str = ""
+    """Why it is not admitted, with numbers; empty once it is."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.request.prompt_tokens
+
+    @property
+    def rows(self) -> int:
+        """Rows of history planned so far: the last sampled token has none yet."""
+        return self.prefilled + max(0, self.sampled - 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """One context's part of a step: ``rows`` new rows from position ``start`` on."""
+
+    context: Context
+    start: int
+    rows: int
+    prompt: bool
+    """The rows are the prompt's; else the one row is the last sampled token."""
+    number: int
+    """Which of its answer's tokens the last row samples (from 0); -1 for a chunk inside the prompt."""
+
+    @property
+    def samples(self) -> bool:
+        return self.number >= 0
+
+    @property
+    def page(self) -> HostPage:
+        if self.context.page is None:
+            raise InvariantError(f"context {self.context.number} is in a step without a segment")
+        return self.context.page
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """Who runs in one step, in ascending order of segment, so that resident history offsets only grow."""
+
+    step: int
+    shares: tuple[Share, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(share.rows for share in self.shares)
+
+
+class Scheduler:
+    """Waiting, running and ending contexts. One thread, the engine's."""
+
+    def __init__(self, fit: Fit, chunk_tokens: int, segments: SegmentBook) -> None:
+        self._fit = fit
+        self._chunk = chunk_tokens
+        self.segments = segments
+        self.waiting: deque[Context] = deque()
+        self.running: list[Context] = []
+        self._numbers = 0
+        self.waits: Counter[str] = Counter()
+        """Steps planned while the head of the queue waited, by reason."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing runs."""
+        return not self.waiting and not self.running
+
+    def offer(self, request: Request, entry: int, offset: int) -> Context:
+        """A request that fits (A7 is asked before) waits for its turn."""
+        context = Context(self._numbers, request, entry, offset, waits="arrived: admission is at the next plan")
+        self._numbers += 1
+        self.waiting.append(context)
+        return context
+
+    def end(self, context: Context) -> None:
+        """Its answer is over, by a stop or a cancel: it is planned no more. What is in flight lands first."""
+        context.ended = True
+        if context in self.waiting:
+            self.waiting.remove(context)
+
+    def landed(self, plan: StepPlan) -> None:
+        """A step's work is over on the device, its leases are retired: ended contexts give their segments back."""
+        for share in plan.shares:
+            share.context.in_flight -= 1
+            if share.context.in_flight < 0:
+                raise InvariantError(f"context {share.context.number} landed more often than it was planned")
+
+    def reclaim(self) -> None:
+        """Take back the segments of ended contexts that no work can touch any more (L8)."""
+        left = []
+        for context in self.running:
+            page = context.page
+            if context.ended and not context.in_flight and page is not None and self.segments.may_recycle(page):
+                self.segments.give_back(page)
+                context.page = None
+            else:
+                left.append(context)
+        self.running = left
+
+    def plan(self, step: int) -> tuple[StepPlan | None, list[Context]]:
+        """The next step and who was admitted for it; None when nobody has a row to compute."""
+        self.reclaim()
+        admitted = self._admit()
+        shares = [self._decode(context) for context in self.running if self._decodes(context)]
+        budget = max(1, self._chunk - len(shares))
+        for context in self.running:
+            left = context.prompt_tokens - context.prefilled
+            if context.ended or left == 0 or budget == 0:
+                continue
+            rows = min(left, budget)
+            budget -= rows
+            shares.append(self._prefill(context, rows))
+        if not shares:
+            return None, admitted
+        shares.sort(key=lambda share: share.page.index)
+        return StepPlan(step, tuple(shares)), admitted
+
+    def check(self) -> None:
+        """Raise unless contexts and segments agree."""
+        self.segments.check()
+        if len({context.number for context in self.running}) != len(self.running):
+            raise InvariantError("a context runs twice")
+        if self.segments.held != len(self.running) or any(context.page is None for context in self.running):
+            raise InvariantError(f"{len(self.running)} contexts run on {self.segments.held} segments")
+        if self._fit.slot_rows and self._reserved(self.running) > self._fit.slot_rows:
+            raise InvariantError(f"{self._reserved(self.running)} rows are promised in slots of {self._fit.slot_rows}")
+        for context in self.running:
+            if context.rows > context.prompt_tokens + context.request.sampling.max_tokens:
+                raise InvariantError(f"context {context.number} has {context.rows} rows, more than it asked for")
+
+    def _reservation(self, context: Context) -> int:
+        return rounded_up(context.prompt_tokens + context.request.sampling.max_tokens, self._fit.page_rows)
+
+    def _reserved(self, contexts: Iterable[Context]) -> int:
+        return sum(self._reservation(context) for context in contexts)
+
+    def _admit(self) -> list[Context]:
+        admitted: list[Context] = []
+        while self.waiting:
+            context = self.waiting[0]
+            reason = self._must_wait(context)
+            if reason:
+                self.waits[reason[0]] += 1
+                context.waits = reason[1]
+                break
+            context.page = self.segments.take()
+            context.waits = ""
+            self.waiting.popleft()
+            self.running.append(context)
+            admitted.append(context)
+        return admitted
+
+    def _must_wait(self, context: Context) -> tuple[str, str] | None:
+        if not self.segments.free:
+            return "segments", f"all {self.segments.count} segments of the host pool are owned"
+        free = self._fit.slot_rows - self._reserved(self.running)
+        need = self._reservation(context)
+        if self._fit.slot_rows and need > free:
+            return "slot rows", f"needs {need} rows of a staging slot, {free} of {self._fit.slot_rows} are free"
+        return None
+
+    @staticmethod
+    def _decodes(context: Context) -> bool:
+        return (
+            not context.ended
+            and context.prefilled == context.prompt_tokens
+            and context.sampled < context.request.sampling.max_tokens
+        )
+
+    @staticmethod
+    def _decode(context: Context) -> Share:
+        share = Share(context, context.rows, 1, False, context.sampled)
+        context.sampled += 1
+        context.in_flight += 1
+        return share
+
+    @staticmethod
+    def _prefill(context: Context, rows: int) -> Share:
+        start = context.prefilled
+        last = start + rows == context.prompt_tokens
+        context.prefilled += rows
+        context.in_flight += 1
+        if last:
+            context.sampled += 1
+        return Share(context, start, rows, True, 0 if last else -1)
