@@ -44,6 +44,19 @@ def build_app(rooms: Iterable[EntryPoint] | None = None) -> tuple[typer.Typer, d
     return app, left_out
 
 
+def group(app: typer.Typer, name: str, words: str) -> typer.Typer:
+    """The group of sub-commands called ``name``: the one that another room added already, or a new one.
+
+    So that several rooms can share a group (``bench``) and each works without the others.
+    """
+    for known in app.registered_groups:
+        if known.name == name and known.typer_instance is not None:
+            return known.typer_instance
+    made = typer.Typer(no_args_is_help=True, help=words)
+    app.add_typer(made, name=name)
+    return made
+
+
 def _top(
     context: typer.Context,
     show_version: bool = typer.Option(False, "--version", help="Print haulier's version and exit."),
