@@ -1,4 +1,4 @@
-"""shell: the floor that ``haulier bench fleet`` prints beside itself: the fleet's messages and commits without its rules.
+"""shell: the floor that `haulier bench fleet` prints beside itself: the fleet's messages and commits without rules.
 
 One ROUTER with a store, one DEALER with an outbox, CURVE as in the fleet, msgpack, SQLite WAL with synchronous FULL on
 both sides, one commit a turn, an engine that answers with the request's own text. Nothing is checked, fenced,
