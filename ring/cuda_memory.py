@@ -87,10 +87,10 @@ class CudaRingMemory:
         self._driver = driver
         _ask(driver, "to start", driver.cuInit(0))
         self._handle = _ask(driver, f"device {device}", driver.cuDeviceGet(device))
-        context = _ask(driver, "the primary context", driver.cuDevicePrimaryCtxRetain(self._handle))
-        _ask(driver, "to use the primary context", driver.cuCtxSetCurrent(context))
         self._mappings: list[_Mapping] = []
+        context = _ask(driver, "the primary context", driver.cuDevicePrimaryCtxRetain(self._handle))
         try:
+            _ask(driver, "to use the primary context", driver.cuCtxSetCurrent(context))
             control = self._map(CONTROL_BYTES, write_combined=False)
             table = self._map(entries * DESCRIPTOR_BYTES, write_combined=False)
             self._arena = self._map(capacity_bytes, write_combined=write_combined)
@@ -141,9 +141,9 @@ class CudaRingMemory:
         for view in (self.words, self.descriptors, self.payload):
             view.release()
         self._free()
-        _ask(self._driver, "to leave the primary context", self._driver.cuDevicePrimaryCtxRelease(self._handle))
 
     def _free(self) -> None:
         while self._mappings:
             mapping = self._mappings.pop()
             _ask(self._driver, "to free pinned memory", self._driver.cuMemFreeHost(mapping.host))
+        _ask(self._driver, "to leave the primary context", self._driver.cuDevicePrimaryCtxRelease(self._handle))
