@@ -146,8 +146,13 @@ class WorkerSettings:
     metrics_port: int = 0
     echo: bool = False
     """No model: answers are the request's own text. For measuring the fleet alone."""
+    echo_delay_ms: int = 0
+    """How long an echo takes."""
+    witness: Path | None = None
+    """A file that gets one line for every request the engine begins to run: counts what was run, where it is run."""
 
     def __post_init__(self) -> None:
         _need(bool(self.brokers), "--broker EP (or HAULIER_BROKER) says which broker to serve")
         _need(self.ring_mib >= 1, f"--ring-mib {self.ring_mib} must be 1 or more")
+        _need(self.echo_delay_ms >= 0, f"--echo-delay-ms {self.echo_delay_ms} must be 0 or more")
         _need(0 <= self.metrics_port < 65536, "--metrics-port must be a port, or 0 for none")

@@ -34,6 +34,7 @@ EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
 _KINDS = {
+    zmq.EVENT_CONNECTED: "connected",
     zmq.EVENT_HANDSHAKE_SUCCEEDED: "ready",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "denied",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "denied",
@@ -46,7 +47,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class LinkNews:
-    """What became of a connection: ``ready`` (let in), ``denied`` (keys do not fit), ``lost``."""
+    """What became of a connection: ``connected`` (somebody listens), ``ready`` (let in), ``denied`` (keys do not fit), ``lost``."""
 
     kind: str
     detail: str
