@@ -134,7 +134,7 @@ def questions(path: Path) -> list[str]:
 
 
 def test_a_broker_killed_in_the_middle_costs_nothing(fleet: Fleet, tmp_path: Path) -> None:
-    """The machine room pulls the broker's plug while a job runs, and puts it back: every line is there, once, run once."""
+    """The machine room pulls the broker's plug while a job runs, and puts it back: each line is there and ran once."""
     names = questions(tmp_path / "in.jsonl")
     job = fleet.client("submit", str(tmp_path / "in.jsonl"))
     assert job.returncode == 0, job.stderr
