@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from common.errors import HaulierError, InvariantError
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-class QueueName(Enum):
+class QueueName(StrEnum):
     """The managed queues of a device (Q1)."""
 
     H2D = "h2d"

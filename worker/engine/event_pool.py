@@ -129,21 +129,20 @@ class EventPool(Generic[Raw]):
 
     def raw(self, event: Event) -> Raw:
         """The raw event behind a handle that is held now."""
-        self._own()
         self._live(event)
         return self._raws[event.index]
 
     def release(self, event: Event) -> None:
         """Give an event back; its handle is stale from here on."""
-        self._own()
-        self._bounds(event)
-        counter = self._generations[event.index]
-        if counter == event.generation + 1:
-            raise DoubleReleaseError(f"{event} was given back before and is free")
-        self._live(event)
+        try:
+            self._live(event)
+        except StaleEventError as stale:
+            if self._generations[event.index] == event.generation + 1:
+                raise DoubleReleaseError(f"{event} was given back before and is free") from stale
+            raise
         if self._frozen is not None:
             raise EventsFrozenError(f"{event} is not recycled: {self._frozen}")
-        self._generations[event.index] = counter + 1
+        self._generations[event.index] += 1
         self._free.append(event.index)
 
     def is_held(self, event: Event) -> bool:
@@ -180,7 +179,10 @@ class EventPool(Generic[Raw]):
             raise EventBoundsError(f"{event}: this generation was never handed out")
 
     def _live(self, event: Event) -> None:
+        if self._current_thread() != self._owner:
+            self._own()
+        index, generation = event.index, event.generation
+        if 0 <= index < len(self._raws) and generation & 1 and self._generations[index] == generation:
+            return  # the hot path: a handful of these a layer
         self._bounds(event)
-        counter = self._generations[event.index]
-        if counter != event.generation:
-            raise StaleEventError(f"{event} was given back; its raw event is at generation {counter}")
+        raise StaleEventError(f"{event} was given back; its raw event is at generation {self._generations[index]}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from worker.engine.event_pool import Event
 from worker.engine.page_leases import ContextSet, HostPage, LeaseBooksError, LeaseError, PageLeases
@@ -76,7 +76,7 @@ class UnknownLeaseError(LeaseError):
     """A lease that this book did not begin, or no longer has."""
 
 
-class State(Enum):
+class State(StrEnum):
     """Where a lease stands."""
 
     OPEN = "open"
@@ -87,7 +87,7 @@ class State(Enum):
     QUARANTINED = "quarantined"
 
 
-class Verb(Enum):
+class Verb(StrEnum):
     """What may happen to it."""
 
     ATTEND = "attend"
@@ -265,8 +265,8 @@ class LeaseBook:
 
     def retire(self, lease: Lease, over: Iterable[Event], revoked: frozenset[int] = frozenset()) -> Receipt:
         """Remove the lease, its tickets and its hold, for a receipt; ``over`` are the events seen done."""
-        missing = set(self.events(lease)) - set(over)
-        if missing:
+        events = self.events(lease)
+        if events != over and (missing := set(events) - set(over)):
             raise UnfinishedError(f"{lease} cannot retire before {', '.join(map(str, missing))}")
         self._move(lease, Verb.RETIRE if lease.state is not State.QUARANTINED else Verb.RELEASE)
         if self._sealed and self._sealed[0] is lease:
@@ -300,7 +300,7 @@ class LeaseBook:
 
     def _receipt(self, lease: Lease, revoked: frozenset[int]) -> Receipt:
         ids = lease.contexts.ids
-        published = ids if revoked.isdisjoint(ids) else tuple(one for one in ids if one not in revoked)
+        published = ids if not revoked or revoked.isdisjoint(ids) else tuple(one for one in ids if one not in revoked)
         nbytes = sum(ticket.nbytes for ticket in lease.tickets)
         del self._live[id(lease)]
         lease.tickets = []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 import torch
 
@@ -25,7 +25,7 @@ Copy = tuple[torch.Tensor, torch.Tensor, Hashable]
 """Destination, source, and the host owner of whichever of the two is host memory."""
 
 
-class Edge(Enum):
+class Edge(StrEnum):
     """What must come before what. Tests leave one out to see the corruption it prevents; settings cannot."""
 
     COPY_BEFORE_ATTENTION = "history copy before attention"
