@@ -44,6 +44,9 @@ IMPURE = {
 KINDS = ("values:", "rules:", "shell:")
 FUNCTION_MAX_LINES = 70
 FILE_MAX_LINES = 400
+LONGER_FILES = {
+    "common.messages": 600,  # one file lists what crosses the wire, in order of flow: two would hide the order
+}
 MAP_MARK = "<!-- map -->"
 ONE_MACHINE = re.compile(r"/(?:home|root|work|Users)/\w|/tmp/[a-z]|https?://[^\s'\"]*(?:/simple\b|/whl\b)|pythonhosted")
 """Paths and package indexes of one machine: they mean nothing to whoever reads this elsewhere."""
@@ -160,13 +163,13 @@ def kinds(tree: Tree) -> list[str]:
 
 
 def function_length(tree: Tree) -> list[str]:
-    """A function fits on a screen."""
+    """A function's body fits on a screen. Its head is left out: a command's declares its flags, which are data."""
     return [
         f"{module.name}.{node.name} has {length} lines"
         for module in tree.modules.values()
         for node in ast.walk(module.syntax)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_MAX_LINES
+        and (length := (node.end_lineno or node.lineno) - node.body[0].lineno + 1) > FUNCTION_MAX_LINES
     ]
 
 
@@ -175,7 +178,7 @@ def file_length(tree: Tree) -> list[str]:
     return [
         f"{module.name} has {length} lines"
         for module in tree.modules.values()
-        if (length := len(module.source.splitlines())) > FILE_MAX_LINES
+        if (length := len(module.source.splitlines())) > LONGER_FILES.get(module.name, FILE_MAX_LINES)
     ]
 
 
@@ -316,7 +319,7 @@ CONTROLS: list[tuple[Check, dict[str, str], str]] = [
     ),
     (kinds, {"common/a.py": '"""Useful things."""\n'}, "common.a opens with 'Useful'"),
     (kinds, {"common/a.py": "x = 1\n"}, "common.a opens with 'nothing'"),
-    (function_length, {"common/a.py": SAID + "def f():\n" + "    x = 1\n" * 70}, "common.a.f has 71 lines"),
+    (function_length, {"common/a.py": SAID + "def f():\n" + "    x = 1\n" * 71}, "common.a.f has 71 lines"),
     (file_length, {"common/a.py": SAID + "x = 1\n" * 400}, "common.a has 401 lines"),
     (dead_files, {"common/a.py": SAID, "tests/test_a.py": "import common.a\n"}, "common.a is used by nothing"),
     (guards, {"common/a.py": SAID + "try:\n    x = 1\nexcept:\n    pass\n"}, "common.a:4 has a bare except"),
