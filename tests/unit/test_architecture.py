@@ -276,6 +276,20 @@ def one_machine(tree: Tree) -> list[str]:
     return problems
 
 
+def flags(tree: Tree) -> list[str]:
+    """Each flag is an environment variable too: a container is set up by either."""
+    problems = []
+    for module in tree.modules.values():
+        for node in ast.walk(module.syntax):
+            if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option"):
+                continue
+            variables = [ast.unparse(word.value).strip("'\"") for word in node.keywords if word.arg == "envvar"]
+            declared = ast.unparse(node)
+            if "--version" not in declared and not any(name.startswith("HAULIER_") for name in variables):
+                problems.append(f"{module.name}:{node.lineno} has no HAULIER_ variable: {declared[:60]}")
+    return problems
+
+
 def stop_grace(tree: Tree) -> list[str]:
     """A container is given longer to stop than a worker takes to drain."""
     compose = (tree.root / "compose.yaml").read_text(encoding="utf-8")
@@ -337,6 +351,7 @@ CONTROLS: list[tuple[Check, dict[str, str], str]] = [
         "leaves out ring/b.py",
     ),
     (one_machine, {"docs/a.md": "look into /home" + "/me/notes\n"}, "docs/a.md:1 says"),
+    (flags, {"broker/a.py": SAID + "x = typer.Option('--wait', help='w')\n"}, "broker.a:2 has no HAULIER_ variable"),
     (stop_grace, {"compose.yaml": "stop_grace_period: 10s\n"}, "stop_grace_period 10s"),
 ]
 CHECKS = list(dict.fromkeys(check for check, _, _ in CONTROLS))
