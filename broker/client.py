@@ -73,7 +73,7 @@ class Client:
     def close(self) -> None:
         """End the conversation. The broker keeps nothing of it."""
         self._drop()
-        self._context.term()
+        self._context.destroy(linger=0)  # also what was opened and never finished, such as without usable keys
 
     def ask(self, request: Any, answer: type[T]) -> T:
         """The answer to ``request``, whose number is put in here. Raises the broker's ``Failure`` as an error."""
