@@ -47,6 +47,8 @@ FILE_MAX_LINES = 400
 LONGER_FILES = {
     "common.messages": 600,  # one file lists what crosses the wire, in order of flow: two would hide the order
 }
+FLAGS_OF_ONE_CALL = ("--version", "--if-absent")
+"""They set nothing up."""
 MAP_MARK = "<!-- map -->"
 ONE_MACHINE = re.compile(r"/(?:home|root|work|Users)/\w|/tmp/[a-z]|https?://[^\s'\"]*(?:/simple\b|/whl\b)|pythonhosted")
 """Paths and package indexes of one machine: they mean nothing to whoever reads this elsewhere."""
@@ -280,12 +282,16 @@ def flags(tree: Tree) -> list[str]:
     """Each flag is an environment variable too: a container is set up by either."""
     problems = []
     for module in tree.modules.values():
+        if module.package == "ring":  # it runs in no process of its own; its bench's flags belong to one measurement
+            continue
         for node in ast.walk(module.syntax):
             if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option"):
                 continue
             variables = [ast.unparse(word.value).strip("'\"") for word in node.keywords if word.arg == "envvar"]
             declared = ast.unparse(node)
-            if "--version" not in declared and not any(name.startswith("HAULIER_") for name in variables):
+            if not any(flag in declared for flag in FLAGS_OF_ONE_CALL) and not any(
+                name.startswith("HAULIER_") for name in variables
+            ):
                 problems.append(f"{module.name}:{node.lineno} has no HAULIER_ variable: {declared[:60]}")
     return problems
 
