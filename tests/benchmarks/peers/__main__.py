@@ -10,21 +10,22 @@ import dataclasses
 import json
 import os
 import sys
+from typing import NoReturn
 
 import home
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Prepare, then become the measuring process."""
     try:
         found = home.prepare(home.default_cache())
     except home.CannotPrepareError as failure:
         print(f"peers: {failure}", file=sys.stderr)
-        return 4
+        sys.exit(4)
     words = {name: str(value) for name, value in dataclasses.asdict(found).items()}
     python = str(found.python)
     os.execv(python, [python, str(home.HERE / "measure.py"), "--home", json.dumps(words), *sys.argv[1:]])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -108,7 +108,7 @@ class JetStreamPeer:
             # asked by hand: the library's own answer leaves the number of subjects out
             answer = await self._connection.request("$JS.API.STREAM.INFO.RESULTS", timeout=ASK_S)
             return int(json.loads(answer.data)["state"].get("num_subjects", 0))
-        except (Error, OSError, asyncio.TimeoutError):
+        except (Error, OSError, TimeoutError):
             await self._drop()
             return None
 
@@ -129,7 +129,7 @@ class JetStreamPeer:
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(Error, OSError, asyncio.TimeoutError):
+            with contextlib.suppress(Error, OSError, TimeoutError):
                 await connection.close()
 
 

@@ -1,4 +1,4 @@
-"""shell: a JetStream worker: takes tasks in batches, publishes each result, and acks a task when its result is stored."""
+"""shell: a JetStream worker: takes tasks in batches, publishes the results, acks a task once its result is stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def main(port: int) -> None:
             await asyncio.wait_for(asyncio.gather(*stored), 5)
             for task in held:
                 await task.ack()
-        except (Error, OSError, asyncio.TimeoutError):
+        except (Error, OSError, TimeoutError):
             await asyncio.sleep(RETRY_S)
 
 

@@ -2,8 +2,8 @@
 
 Speed: all tasks are submitted before the worker starts; the rate is taken from the first result seen to the last, so
 that neither submission nor the worker's start is counted, as for haulier. Single tasks: submission to result, one at a
-time. Kills: SIGKILL when half of the tasks have run; a broker is back 3 s later, a worker's replacement at once; lost is
-what has no result once nothing has happened for ``QUIET_S``.
+time. Kills: SIGKILL when half of the tasks have run; a broker is back 3 s later, a worker's replacement at once; lost
+is what has no result once nothing has happened for ``QUIET_S``.
 """
 
 from __future__ import annotations
