@@ -63,7 +63,7 @@ def too_long(size: int) -> Bad:
 
 
 def check(raw: bytes, model: str = "") -> Entry | Bad:
-    """Look at one line (bytes with or without its line end, BOM removed). ``model``, if not empty, must be the line's."""
+    """Look at one line (bytes, its line end may be there, BOM removed). ``model``, if given, must be the line's."""
     if len(raw) > limits.LINE_MAX_BYTES:
         return too_long(len(raw))
     try:

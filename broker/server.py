@@ -1,0 +1,201 @@
+"""shell: the broker's turn: take in, decide, commit, speak (D1: nothing is said before its write is synced).
+
+``Server.turn`` is the process's flow diagram. Failures of socket and disk become inputs; a failure of the store stops
+the process with nothing said, and the next one starts from what was synced. One thread; knows no rule.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from broker import jobs, rules, scheduler
+from broker.answers import answer
+from broker.effects import AppendInput, Note, Query, SealInput, Send, SendBatch
+from broker.inputs import Came, Input, InputFailed, Loaded, Now, Stop, Tick, Unsendable, WaitingEnded
+from broker.intake import Intake
+from broker.link import Link
+from broker.spool import Spool
+from broker.state import Job, State
+from broker.store import Store
+from common import limits, messages
+from common.clock import Clock
+from common.database import free_bytes, wal_bytes
+from common.metrics import Metrics
+
+log = structlog.get_logger(room="broker.server")
+STORE_NAME = "broker.sqlite"
+IDLE_S = 0.1
+"""Longest pause of an idle broker: timers are this exact."""
+QUIET = frozenset({"line_ended", "line_wasted"})
+"""Notes that are counted and not logged one by one."""
+
+
+class Server:
+    """One broker run over an open store, spool and link."""
+
+    def __init__(
+        self, state: State, store: Store, spool: Spool, link: Link, clock: Clock, folder: Path, metrics: Metrics
+    ) -> None:
+        self.state, self.store, self.spool, self.link, self.clock = state, store, spool, link, clock
+        self.intake = Intake(store, spool)
+        self.metrics = metrics
+        self._folder = folder
+        self._sends: list[Send | SendBatch | Query] = []
+        self._pending: list[Input] = []
+        self._measured_at = 0.0
+        self._seen: set[str] = set()
+        self.stopping = False
+        state.disk_free = free_bytes(folder)
+
+    def turn(self) -> None:
+        """One round: wait, take in, decide, commit, speak."""
+        self.link.wait(self._pause())
+        with self.store.turn():
+            for input in self._pending_inputs():
+                self._feed(input)
+            for input in self.link.receive():
+                self._feed(input)
+            self._check_and_end()
+            self._load_windows()
+            self._feed(Tick(free_bytes(self._folder)))
+        self._speak()
+        self._measure()
+
+    def run(self) -> None:
+        """Turns until ``stopping`` is set (by a signal), then a last one that tells the workers."""
+        while not self.stopping:
+            self.turn()
+        self._pending.append(Stop())
+        self.turn()
+        log.info("stopped", lines_assigned=sum(len(job.assigned) for job in self.state.jobs.values()))
+
+    def _pause(self) -> float:
+        if self._pending or self.stopping or jobs.work_wanted(self.state):
+            return 0.0
+        return IDLE_S / 4 if self.link.busy else IDLE_S
+
+    def _now(self) -> Now:
+        return Now(self.clock.monotonic(), self.clock.wall())
+
+    def _pending_inputs(self) -> list[Input]:
+        pending, self._pending = self._pending, []
+        return pending
+
+    def _feed(self, input: Input) -> None:
+        """One input through the rules; what it writes is in this turn's transaction, what it says waits for the end."""
+        if isinstance(input, Came):
+            input = self._with_facts(input)
+        step = rules.handle(self.state, input, self._now())
+        for note in step.notes:
+            self._tell(note)
+        for write in step.writes:
+            if isinstance(write, AppendInput):
+                failure = self._append(write)
+                if failure is not None:
+                    self._pending.append(failure)
+                    return
+            elif isinstance(write, SealInput):
+                self.spool.seal(write.job)
+        self.store.apply(step.writes)
+        self._sends += step.sends
+
+    def _with_facts(self, came: Came) -> Came:
+        refs = rules.lookups(self.state, came)
+        facts = self.store.facts(refs, self.state) if refs else {}
+        closed = None
+        if isinstance(came.message, messages.Submit) and came.message.job not in self.state.jobs:
+            closed = self.store.closed_job(came.message.job)
+        if not facts and closed is None:
+            return came
+        return Came(came.peer, came.user, came.admin, came.message, facts, closed)
+
+    def _append(self, write: AppendInput) -> InputFailed | None:
+        try:
+            self.spool.append(write.job, write.offset, write.data)
+        except OSError as error:
+            return InputFailed(write.job, write.offset, write.peer, write.request, error.strerror or str(error))
+        return None
+
+    # -- work in slices -----------------------------------------------------------------------------------------
+
+    def _check_and_end(self) -> None:
+        """A slice of the input of each job that is being checked, and of the waiting lines of each that ends."""
+        for job in jobs.work_wanted(self.state):
+            if job.status == "validating":
+                checked = self.intake.step(job, self.clock.wall())
+                if checked is not None:
+                    self._feed(checked)
+            else:
+                self._end_waiting(job)
+
+    def _end_waiting(self, job: Job) -> None:
+        code, message = jobs.NEVER_RAN[job.status]
+        count, left = self.store.end_waiting(job, code, message, limits.END_LINES_A_TURN, self.clock.wall())
+        self._feed(WaitingEnded(job.id, count, left))
+
+    def _load_windows(self) -> None:
+        for job, window, count in list(scheduler.windows_wanted(self.state)):
+            lines, cursor, exhausted = self.store.window(job.number, window.model, window.cursor, count)
+            self._feed(Loaded(job.id, window.model, lines, cursor, exhausted))
+
+    # -- out ----------------------------------------------------------------------------------------------------
+
+    def _speak(self) -> None:
+        """Say what this turn's commit made true. Who does not take it loses its session in the next turn."""
+        sends, self._sends = self._sends, []
+        deaf: set[bytes] = set()
+        for send in sends:
+            if send.peer in deaf:
+                continue
+            if isinstance(send, Query):
+                reply: Any = answer(self.store, self.state, send, self.clock.monotonic())
+                heard = self.link.send(send.peer, reply)
+            elif isinstance(send, SendBatch):
+                heard = self.link.send_batch(send)
+            else:
+                heard = self.link.send(send.peer, send.message)
+            if not heard:
+                deaf.add(send.peer)
+        deaf.update(self.link.send_parts(self.clock.monotonic()))
+        self._pending += [Unsendable(peer) for peer in deaf]
+
+    def _tell(self, note: Note) -> None:
+        if note.kind not in QUIET:
+            log.info(note.kind, **note.fields)
+        match note.kind:
+            case "line_ended":
+                self.metrics.lines.labels(outcome=note.fields["outcome"]).inc()
+            case "line_wasted":
+                self.metrics.lines_wasted.inc()
+            case "message_dropped":
+                self.metrics.messages_dropped.labels(reason=note.fields["reason"]).inc()
+            case "session_gone" if note.fields["held"]:
+                self.metrics.sessions_gone_working.labels(reason=note.fields["reason"]).inc()
+
+    def _measure(self) -> None:
+        mono = self.clock.monotonic()
+        if mono - self._measured_at < limits.BEAT_S:
+            return
+        self._measured_at = mono
+        workers = set(self.state.by_worker)
+        for worker in workers | self._seen:
+            self.metrics.sessions.labels(worker=worker).set(int(worker in workers))
+        self._seen |= workers
+        self.metrics.lines_waiting.set(sum(max(0, job.waiting) for job in self.state.jobs.values()))
+        self.metrics.wal_bytes.labels(store="broker").set(wal_bytes(self._folder / STORE_NAME))
+
+
+def prepare(store: Store, spool: Spool, clock: Clock, grace_s: float, reserve_bytes: int) -> State:
+    """Take the store over and read back what a broker must know."""
+    store.take_over()
+    now = Now(clock.monotonic(), clock.wall())
+    state = store.load(now, grace_s)
+    state.disk_reserve = reserve_bytes
+    for job in state.jobs.values():
+        job.received = min(job.size, spool.size(job.id)) if job.status == "receiving" else job.size
+    if state.absent:
+        log.info("grace_began", lines=sum(1 for _ in state.unclaimed()), workers=sorted(state.absent), grace_s=grace_s)
+    return state

@@ -1,0 +1,226 @@
+"""shell: the broker's store (D1, D3, D4): writes of a turn in one synced commit, and what is read back at a start.
+
+Every commit checks the incarnation row: another broker that took over makes this one stop with nothing said. A line
+ends once: the store's own unique index refuses a second end. Knows no rule: it does as its writes say. One thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import sqlite_utils
+
+from broker import effects as do
+from broker.inputs import ClosedJob, Now
+from broker.schema import MIGRATIONS
+from broker.state import ENDED, OPEN, WAITING, Fact, Job, KnownWorker, Line, State, Window
+from common.database import open_database, transaction
+from common.errors import InvariantError, RefusedError
+from common.ids import LineId, new_id
+from common.messages import LineRef
+from common.openai_lines import URLS
+
+LINE = "idx, url, model, offset, size, attempt, held, worker, deaths"
+"""Columns of a ``Line``, in the order ``_line`` reads them."""
+JOB = (
+    "id", "number", "owner", "name", "size", "sha256", "lenient", "priority", "window_s", "model", "created_at",
+    "status", "started_at", "ended_at", "checked_bytes", "lines_read", "good", "problems", "completed", "failed",
+    "bad_stored", "prompt_tokens", "completion_tokens", "reason",
+)  # fmt: skip
+"""Columns of a job's row, named as the fields of ``Job``."""
+_SQL: dict[type, str] = {
+    do.AssignLine: "UPDATE lines SET state=1, attempt=?, held=?, worker=? WHERE job=? AND idx=? AND state<2",
+    do.ReturnLine: "UPDATE lines SET state=0, held=0, worker='', deaths=? WHERE job=? AND idx=? AND state=1",
+    do.EndAttempt: "INSERT OR REPLACE INTO attempts (job, idx, attempt, worker, how, at) VALUES (?,?,?,?,?,?)",
+    do.StoreResult: "INSERT INTO results (job, idx, kind, seq, attempt, status_code, code, message, prompt_tokens, "
+    "completion_tokens, worker, body, stored_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+    do.SaveSession: "INSERT OR REPLACE INTO sessions (worker, user, incarnation, login, epoch, state, at) "
+    "VALUES (?,?,?,?,?,?,?)",
+    do.History: "INSERT INTO history (at, kind, job, worker, detail) VALUES (?,?,?,?,?)",
+}
+_END_LINE = "UPDATE lines SET state=2 WHERE job=? AND idx=? AND state<2"
+
+
+class Store:
+    """One open store. ``incarnation`` is this broker's run, given by ``take_over``."""
+
+    def __init__(self, database: sqlite_utils.Database) -> None:
+        self.database = database
+        self.connection: sqlite3.Connection = database.conn
+        self.store_id = ""
+        self.incarnation = 0
+        self._models: dict[int, dict[str, int]] = {}
+        self._end_from: dict[int, int] = {}
+
+    @classmethod
+    def open(cls, path: Path) -> Store:
+        return cls(open_database(path, MIGRATIONS, "the broker's store"))
+
+    def take_over(self, chance: Callable[[], str] = new_id) -> None:
+        """Become the broker of this store: any other that still writes to it stops at its next commit."""
+        with transaction(self.database) as connection:
+            connection.execute("INSERT OR IGNORE INTO broker VALUES (1, ?, 0)", (chance(),))
+            connection.execute("UPDATE broker SET incarnation = incarnation + 1")
+            row = connection.execute("SELECT store_id, incarnation FROM broker").fetchone()
+        self.store_id, self.incarnation = row
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """All writes of the block in one synced commit, or none. ``RefusedError`` if another broker took over."""
+        try:
+            with transaction(self.database):
+                yield
+                self.check_incarnation()
+        except sqlite3.IntegrityError as error:
+            raise InvariantError(f"the store refuses a write: {error}") from error
+        except sqlite3.Error as error:
+            raise RefusedError(
+                f"the broker's store cannot be written: {error}; nothing of this turn was said to anybody. "
+                "Free some space or look after the disk of --state, and start the broker again"
+            ) from error
+
+    def check_incarnation(self) -> None:
+        found = self.connection.execute("SELECT incarnation FROM broker").fetchone()[0]
+        if found != self.incarnation:
+            raise RefusedError(f"another broker took this store over (run {found}; this was run {self.incarnation})")
+
+    # -- writes -------------------------------------------------------------------------------------------------
+
+    def apply(self, writes: Sequence[do.Write]) -> None:
+        """Within ``turn``: do as the rules decided. Files are the spool's, the rest is here."""
+        for kind, run in groupby(writes, key=type):
+            rows: list[Any] = list(run)
+            if kind is do.NewJob or kind is do.SaveJob:
+                for row in rows:
+                    self._save_job(row.job)
+            elif kind is do.StoreResult:
+                self.connection.executemany(_SQL[kind], rows)
+                ended = self.connection.executemany(_END_LINE, [(row.job, row.idx) for row in rows])
+                if ended.rowcount != len(rows):
+                    raise InvariantError(f"{len(rows)} results for {ended.rowcount} lines that had none")
+            elif kind in _SQL:
+                self.connection.executemany(_SQL[kind], rows)
+
+    def _save_job(self, job: Job) -> None:
+        values = [getattr(job, name) for name in JOB]
+        marks = ",".join("?" * len(JOB))
+        updates = ", ".join(f"{name}=excluded.{name}" for name in JOB[2:])
+        self.connection.execute(
+            f"INSERT INTO jobs ({','.join(JOB)}) VALUES ({marks}) ON CONFLICT (number) DO UPDATE SET {updates}", values
+        )
+
+    def end_waiting(self, job: Job, code: str, message: str, count: int, at: float) -> tuple[int, bool]:
+        """Up to ``count`` waiting lines of ``job`` get their error line: how many, and whether more wait."""
+        start = self._end_from.get(job.number, 0)
+        rows = self.connection.execute(
+            "SELECT idx, attempt FROM lines WHERE job=? AND idx>=? AND state=? ORDER BY idx LIMIT ?",
+            (job.number, start, WAITING, count),
+        ).fetchall()
+        results = [
+            (job.number, idx, 1, job.failed + place, attempt, 0, code, message, 0, 0, "", b"", at)
+            for place, (idx, attempt) in enumerate(rows)
+        ]
+        self.connection.executemany(_SQL[do.StoreResult], results)
+        self.connection.executemany(_END_LINE, [(job.number, idx) for idx, _ in rows])
+        full = len(rows) == count
+        self._end_from[job.number] = rows[-1][0] + 1 if full else 0
+        return len(rows), full or start > 0
+
+    # -- reads --------------------------------------------------------------------------------------------------
+
+    def load(self, now: Now, grace_s: float) -> State:
+        """What a broker must know at its start: open jobs, lines that somebody may still hold, workers' last logins."""
+        state = State(self.store_id, self.incarnation)
+        one = self.connection.execute
+        state.next_job = one("SELECT coalesce(max(number), 0) + 1 FROM jobs").fetchone()[0]
+        for row in one("SELECT worker, user, incarnation, login, epoch FROM sessions"):
+            state.known[row[0]] = KnownWorker(*row[1:])
+        state.next_epoch = 1 + max((known.epoch for known in state.known.values()), default=0)
+        marks = ",".join("?" * len(OPEN))
+        for row in one(f"SELECT {','.join(JOB)} FROM jobs WHERE status IN ({marks}) ORDER BY number", OPEN):
+            job = job_of(row)
+            if job.window_s:
+                job.deadline = max(now.mono + 1e-9, now.mono + job.created_at + job.window_s - now.wall)
+            if job.status in ("validating", "in_progress"):
+                for model in self.models(job.number):
+                    job.windows[model] = Window(model)
+            state.jobs[job.id] = job
+            for found in one(f"SELECT {LINE} FROM lines WHERE job=? AND state=1", (job.number,)):
+                line = _line(list(self.models(job.number)), found)
+                job.assigned[line.index] = line
+                state.absent.add(line.worker)
+        state.grace_until = now.mono + grace_s if state.absent else 0.0
+        return state
+
+    def models(self, job: int) -> dict[str, int]:
+        """Names of the models a job's lines ask for, with their numbers in its rows: 0, 1, 2... in order."""
+        found = self._models.get(job)
+        if found is None:
+            rows = self.connection.execute("SELECT name, number FROM models WHERE job=? ORDER BY number", (job,))
+            found = self._models[job] = dict(rows.fetchall())
+        return found
+
+    def window(self, job: int, model: str, cursor: int, count: int) -> tuple[tuple[Line, ...], int, bool]:
+        """Waiting lines from index ``cursor`` on, where the next ones begin, and whether these were the last."""
+        rows = self.connection.execute(
+            f"SELECT {LINE} FROM lines WHERE job=? AND idx>=? AND state=? AND model=? ORDER BY idx LIMIT ?",
+            (job, cursor, WAITING, self.models(job)[model], count),
+        ).fetchall()
+        names = list(self.models(job))
+        lines = tuple(_line(names, row) for row in rows)
+        return lines, lines[-1].index + 1 if lines else cursor, len(lines) < count
+
+    def facts(self, refs: Sequence[LineRef], state: State) -> dict[LineId, Fact | None]:
+        """What is stored about these lines, writes of this turn included."""
+        numbers: dict[str, int | None] = {}
+        found: dict[LineId, Fact | None] = {}
+        for ref in refs:
+            if ref.job not in numbers:
+                job = state.jobs.get(ref.job)
+                numbers[ref.job] = job.number if job is not None else self._number(ref.job)
+            found[ref.line] = self._fact(numbers[ref.job], ref.index)
+        return found
+
+    def _number(self, job: str) -> int | None:
+        row = self.connection.execute("SELECT number FROM jobs WHERE id=?", (job,)).fetchone()
+        return None if row is None else int(row[0])
+
+    def _fact(self, number: int | None, index: int) -> Fact | None:
+        if number is None:
+            return None
+        row = self.connection.execute(
+            f"SELECT {LINE}, state FROM lines WHERE job=? AND idx=?", (number, index)
+        ).fetchone()
+        if row is None:
+            return None
+        result = None
+        if row[-1] == ENDED:
+            result = self.connection.execute(
+                "SELECT attempt FROM results WHERE job=? AND idx=? AND code=''", (number, index)
+            ).fetchone()
+        return Fact(number, row[-1], _line(list(self.models(number)), row), result[0] if result else 0)
+
+    def closed_job(self, job: str) -> ClosedJob | None:
+        """What a repeated submit must agree with."""
+        row = self.connection.execute("SELECT owner, size, sha256 FROM jobs WHERE id=?", (job,)).fetchone()
+        return None if row is None else ClosedJob(*row)
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _line(models: Sequence[str], row: Sequence[Any]) -> Line:
+    index, url, model, offset, size, attempt, held, worker, deaths = row[:9]
+    return Line(index, URLS[url], models[model], offset, size, attempt, held, worker, None, deaths)
+
+
+def job_of(row: Sequence[Any]) -> Job:
+    """A job from the columns ``JOB``."""
+    values = dict(zip(JOB, row, strict=True))
+    values["lenient"] = bool(values["lenient"])
+    return Job(**values)
