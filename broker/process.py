@@ -64,7 +64,8 @@ def serve(settings: BrokerSettings) -> None:
 
 
 def _announce(settings: BrokerSettings, socket: zmq.Socket[bytes], incarnation: int, jobs: int) -> None:
-    endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+    endpoint = f"{settings.bind.rpartition(':')[0]}:{port}"  # the socket's own word has the host in a mapped form
     fresh = settings.state / f".{ENDPOINT_NAME}.new"
     fresh.write_text(endpoint + "\n")
     fresh.rename(settings.state / ENDPOINT_NAME)
