@@ -182,7 +182,11 @@ def fetch(
     ] = None,
     partial: Annotated[
         bool,
-        typer.Option("--partial", envvar="HAULIER_PARTIAL", help="Take what is there of a job that is not finished."),
+        typer.Option(
+            "--partial",
+            envvar="HAULIER_PARTIAL",
+            help="Take what is there of a job that is not finished (still exit 6).",
+        ),
     ] = False,
     broker: Broker = "",
     keys: Keys = None,
@@ -194,7 +198,11 @@ def fetch(
     job = rules.checked_job(job)
     if as_json and output == "-":
         raise UsageError("--json and -o - both print; name a file for one of them")
-    with _asking(broker, keys, insecure, timeout) as client, outputs(output, error) as (first, second), show() as bar:
+    with (
+        _asking(broker, keys, insecure, timeout) as client,
+        outputs(output, error) as (first, second),
+        show(bars=output != "-") as bar,
+    ):
         info = client.ask(messages.AskStatus(0, job), messages.JobInfo)
         if info.status not in rules.ENDED and not partial:
             raise NotFinishedError(
@@ -213,7 +221,8 @@ def fetch(
             counts = {"output_lines": done.lines, "error_lines": failed.lines}
             _print_json({**rules.as_json(info), **counts, "output": output, "error": error})
         else:
-            where = output if error is None or not failed.lines else f"{output} and {error}"
+            where = "standard output" if output == "-" else output
+            where = where if error is None or not failed.lines else f"{where} and {error}"
             bar.say(f"{done.lines} completed and {failed.lines} failed lines written to {where}")
     raise typer.Exit(rules.job_exit_code(info))
 

@@ -138,7 +138,7 @@ def run_command(
     plan = Plan(source, output, error, engine, state, workers, lenient, echo)
     if as_json and output == "-":
         raise UsageError("--json and -o - both print; name a file for one of them")
-    with show(announce=True) as bar, _sigterm_raises():
+    with show(announce=True, bars=output != "-") as bar, _sigterm_raises():
         try:
             outcome = run(plan, bar)
         except KeyboardInterrupt:

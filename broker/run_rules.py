@@ -30,12 +30,12 @@ def job_id(sha256: str, model: str, lenient: bool) -> str:
 
 
 def broker_arguments(bind: str, state: str, keys: str) -> list[str]:
-    return ["broker", "--bind", bind, "--state", state, "--keys", keys]
+    return ["--bind", bind, "--state", state, "--keys", keys]
 
 
 def worker_arguments(broker: str, state: str, keys: str, engine: EngineSettings, echo: bool) -> list[str]:
     """What a worker is started with; settings that nobody changed are left to its own defaults."""
-    arguments = ["worker", "--broker", broker, "--state", state, "--keys", keys, "--model", engine.model]
+    arguments = ["--broker", broker, "--state", state, "--keys", keys, "--model", engine.model]
     for field in dataclasses.fields(EngineSettings):
         value = getattr(engine, field.name)
         if field.name != "model" and value != field.default:

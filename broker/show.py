@@ -41,10 +41,10 @@ class Show(Protocol):
     ) -> None: ...
 
 
-def show(announce: bool = False, stream: TextIO | None = None) -> Show:
-    """Bars when ``stream`` (default: stderr) is a terminal, plain lines otherwise."""
+def show(announce: bool = False, stream: TextIO | None = None, bars: bool = True) -> Show:
+    """Bars when ``stream`` (default: stderr) is a terminal, plain lines otherwise, or when ``bars`` is false."""
     target = stream if stream is not None else sys.stderr
-    return Bars(target) if target.isatty() else PlainLines(target, announce)
+    return Bars(target) if bars and target.isatty() else PlainLines(target, announce)
 
 
 class _Rate(ProgressColumn):
@@ -81,6 +81,8 @@ class Bars:
         self._progress = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), _Count(), _Rate(), _Left(),
             TextColumn("{task.fields[note]}"), console=self._console, transient=True, speed_estimate_period=30,
+            # rich would send our standard output to stderr, and $(haulier submit FILE) would hold nothing
+            redirect_stdout=sys.stdout.isatty(),
         )  # fmt: skip
         self._task: TaskID | None = None
 

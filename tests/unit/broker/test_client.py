@@ -1,4 +1,4 @@
-"""A client of a broker that is slow, killed, restarted or not there: nothing is lost, nothing is done twice, no hang."""
+"""A client of a broker that is slow, killed, restarted or not there: nothing is lost, nothing done twice, no hang."""
 
 from __future__ import annotations
 
@@ -159,9 +159,11 @@ def test_right_keys_are_let_in_and_wrong_ones_are_refused_by_name(scripted_with_
     for name in ("client.key", "client.key_secret"):
         shutil.copy(tmp_path / "others" / name, tmp_path / "stranger" / name)
     for wrong in (KeySettings(tmp_path / "others"), KeySettings(tmp_path / "stranger"), OPEN):
-        with client_of(scripted_with_keys.endpoint, key=wrong, timeout_s=60) as client:
-            with pytest.raises(RefusedError, match="--keys"):
-                client.ask(messages.AskJobs(0, 0), messages.Jobs)
+        with (
+            client_of(scripted_with_keys.endpoint, key=wrong, timeout_s=60) as client,
+            pytest.raises(RefusedError, match="--keys"),
+        ):
+            client.ask(messages.AskJobs(0, 0), messages.Jobs)
     with pytest.raises(RefusedError, match="keys init"), client_of("tcp://127.0.0.1:1", key=KeySettings(tmp_path)) as c:
         c.ask(messages.AskJobs(0, 0), messages.Jobs)
     assert len(scripted_with_keys.heard) == 1
