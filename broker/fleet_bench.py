@@ -90,7 +90,7 @@ class Fleet:
         environment[parent.VARIABLE] = str(self._pipe[0])
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", name, *arguments],
+                [sys.executable, "-m", "common.cli", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

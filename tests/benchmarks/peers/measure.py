@@ -149,7 +149,8 @@ def _aftermath(peer: Peer, seen: Path, tasks: int, ran: int, back: float) -> dic
         now = time.monotonic()
         found = answer if answer is not None else found
         base = answer if base is None else base
-        if next_done is None and base is not None and found > base:
+        # a result that was on its way when its worker died is none of the replacement's: something must have run, too
+        if next_done is None and base is not None and found > base and witness.total(seen) > ran:
             next_done = round(now - back, 2)
         if found >= tasks:
             all_done = round(now - back, 2)
