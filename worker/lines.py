@@ -209,6 +209,11 @@ class Lines:
         return len(self._lines) - self._counts[Stage.DURABLE]
 
     @property
+    def kept(self) -> int:
+        """Results in the outbox."""
+        return self._counts[Stage.DURABLE]
+
+    @property
     def in_engine(self) -> int:
         """Lines between the ring and their result."""
         return self._counts[Stage.IN_RING] + self._counts[Stage.RUNNING]

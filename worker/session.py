@@ -362,13 +362,9 @@ _ALWAYS: dict[type, _Handler] = {
     on.Tick: Session._tick,
     on.Terminate: Session._terminate,
 }
-_LINKED: dict[type, _Handler] = {
-    **_ALWAYS,
-    on.Received: Session._received,
-    on.LinkLost: Session._link_lost,
-}
+_LINKED: dict[type, _Handler] = {**_ALWAYS, on.Received: Session._received, on.LinkLost: Session._link_lost}
 TABLE: dict[State, dict[type, _Handler]] = {
-    State.OUT: _ALWAYS,
+    State.OUT: {**_ALWAYS, on.LinkLost: lambda *_: None},  # told twice: by a send and by the monitor
     State.CONNECTING: {**_ALWAYS, on.LinkReady: Session._link_ready, on.LinkLost: Session._link_lost},
     State.GREETING: _LINKED,
     State.UP: _LINKED,

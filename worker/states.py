@@ -21,6 +21,7 @@ class State(Enum):
 
 
 WELCOMED = (State.UP, State.DRAINING)
+LINKED = (State.CONNECTING, State.GREETING, State.UP, State.DRAINING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,141 @@
+"""shell: an engine without a model: each request is answered with its own prompt, through the real ring.
+
+For measuring and testing the fleet alone. Its tokens are the bytes of the last message's text. Same interface as
+``worker.engine.engine.Engine``; needs no torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from common import limits
+from common.messages import LineRef
+from ring.consumer import Consumer
+from ring.descriptor import Entry
+from worker.engine.stopping import Answer
+from worker.structures import Finished, Request
+
+VOCABULARY = 256
+
+
+class EchoCodec:
+    """Bytes as tokens; a conversation is its last message."""
+
+    vocabulary = VOCABULARY
+
+    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
+        return str(messages[-1]["content"])
+
+    def encode(self, texts: Sequence[str], special: bool) -> list[Sequence[int]]:
+        return [text.encode() for text in texts]
+
+    def decode(self, answers: Sequence[Sequence[int]]) -> list[str]:
+        return [text_of(one) for one in answers]
+
+
+def text_of(ids: Sequence[int]) -> str:
+    """What byte tokens say."""
+    return bytes(ids).decode(errors="replace")
+
+
+class EchoEngine:
+    """Runs at most ``concurrency`` requests at once, each for ``delay_s``. One thread."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        concurrency: int,
+        delay_s: float,
+        on_finished: Callable[[Finished], None],
+        on_admitted: Callable[[Request], None],
+    ) -> None:
+        self.concurrency = concurrency
+        self.steps = self.tokens = 0
+        self._consumer = consumer
+        self._delay_s = delay_s
+        self._on_finished = on_finished
+        self._on_admitted = on_admitted
+        self._waiting: deque[tuple[Request, list[int]]] = deque()
+        self._running: deque[tuple[float, Request, list[int]]] = deque()
+
+    def run(self, stop: Any) -> None:
+        """Step until ``stop`` is set or the ring is aborted."""
+        while not stop.is_set() and not self._consumer.aborted:
+            if not self.step():
+                self._consumer.wait(self._idle_s())
+
+    def _idle_s(self) -> float:
+        if not self._running:
+            return limits.ENGINE_IDLE_S
+        return max(0.0, min(limits.ENGINE_IDLE_S, self._running[0][0] - time.monotonic()))
+
+    def step(self) -> bool:
+        """Take what is published, begin what fits, end what is due; False when there was nothing to do."""
+        news = self._consumer.take()
+        for entry in news:
+            self._take(entry)
+        begun = self._begin()
+        ended = self._end()
+        self.steps += bool(begun or ended)
+        return bool(news or begun or ended)
+
+    def _take(self, entry: Entry) -> None:
+        if entry.is_cancel:
+            self._cancel({one.item.ref for one in entry.requests if isinstance(one.item, Request)})
+        else:
+            payload = self._consumer.memory.payload
+            for one in entry.requests:
+                request = one.item
+                if not isinstance(request, Request):
+                    raise TypeError(f"entry {entry.sequence} carries {type(request).__name__}, not a Request")
+                if entry.is_skip:
+                    self._on_finished(Finished(request, (), "cancelled"))
+                else:
+                    ids = payload[one.offset_tokens : one.offset_tokens + one.token_count].tolist()
+                    self._waiting.append((request, ids))
+        self._consumer.release(entry)
+
+    def _begin(self) -> int:
+        begun = 0
+        due = time.monotonic() + self._delay_s
+        while self._waiting and len(self._running) < self.concurrency:
+            request, ids = self._waiting.popleft()
+            self._on_admitted(request)
+            self._running.append((due, request, ids))
+            begun += 1
+        return begun
+
+    def _end(self) -> int:
+        ended = 0
+        now = time.monotonic()
+        while self._running and self._running[0][0] <= now:
+            _, request, ids = self._running.popleft()
+            finished = echoed(request, ids)
+            self.tokens += len(finished.token_ids)
+            self._on_finished(finished)
+            ended += 1
+        return ended
+
+    def _cancel(self, refs: set[LineRef]) -> None:
+        for request, _ in [one for one in self._waiting if one[0].ref in refs]:
+            self._on_finished(Finished(request, (), "cancelled"))
+        for _, request, _ids in [one for one in self._running if one[1].ref in refs]:
+            self._on_finished(Finished(request, (), "cancelled"))
+        self._waiting = deque(one for one in self._waiting if one[0].ref not in refs)
+        self._running = deque(one for one in self._running if one[1].ref not in refs)
+
+
+def echoed(request: Request, ids: list[int]) -> Finished:
+    """The prompt as the answer, ended as a model's answer would be: at a stop string, or at ``max_tokens``."""
+    sampling = request.sampling
+    if not sampling.stop:
+        reason = "stop" if len(ids) <= sampling.max_tokens else "length"
+        return Finished(request, tuple(ids[: sampling.max_tokens]), reason)
+    answer = Answer(sampling, text_of)
+    for token in ids:
+        if answer.add(token) is not None:
+            break
+    return Finished(request, tuple(answer.token_ids), answer.reason or "stop", text_chars=answer.text_chars)

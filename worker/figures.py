@@ -1,0 +1,88 @@
+"""shell: what a worker measures of itself: figures for the session's beats, metrics, and the ring's named finding (R6).
+
+Decides nothing; the books of ring, engine and outbox are read here. Belongs to the session's thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from common import limits, log
+from common.messages import RingReport
+from common.metrics import Metrics
+from worker.inputs import Snapshot
+from worker.machinery import Machinery
+from worker.outbox import Outbox, OutboxBlocked
+from worker.session import Session
+
+LOOK_EVERY_S = 0.5
+"""The ring's books are summed up and audited this often: beats carry figures of the last half second."""
+TIDY_EVERY_S = 60.0
+_REPORTED = tuple(field.name for field in dataclasses.fields(RingReport))
+
+
+class Figures:
+    """The last look at everything."""
+
+    def __init__(self, metrics: Metrics, outbox: Outbox, session: Session) -> None:
+        self._metrics = metrics
+        self._outbox = outbox
+        self._session = session
+        self._log = log.get("worker")
+        self._ring = RingReport()
+        self._look_at = 0.0
+        self._tidy_at = 0.0
+        self._stuck = False
+
+    def snapshot(self, built: Machinery | None) -> Snapshot:
+        """What the session's rules see. Cheap: once a turn."""
+        if built is None:
+            return Snapshot()
+        entries, size = built.producer.credit()
+        return Snapshot(self._ring, entries, size, built.engine.steps, built.engine.tokens)
+
+    def look(self, built: Machinery, now: float) -> None:
+        """Sum up, audit and export, if it is time."""
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        books = built.producer.figures()
+        self._ring = RingReport(*(getattr(books, name) for name in _REPORTED))
+        self._find(built, now)
+        self._export(built)
+        self._tidy(now)
+
+    def _find(self, built: Machinery, now: float) -> None:
+        """R6: full with nothing in it, for longer than any result is on its way."""
+        idle = self._session.watch.idle_s(now) >= limits.FINDING_AFTER_S
+        waiting = self._session.work.lines.waiting_for_ring
+        finding = built.producer.finding(engine_idle=idle, waiting_items=waiting)
+        if finding is not None and not self._stuck:
+            self._metrics.ring_stuck.inc()
+            self._log.error("ring_stuck", finding=finding.line())
+        self._stuck = finding is not None
+
+    def _export(self, built: Machinery) -> None:
+        ring, out, counts = self._ring, self._metrics, self._session.counts
+        out.advance(out.ring_taken_bytes, ring.taken)
+        out.advance(out.ring_returned_bytes, ring.returned)
+        out.ring_live_bytes.set(ring.live)
+        out.ring_padding_live_bytes.set(ring.padding_live)
+        out.ring_tokens_pending.set(ring.tokens_pending)
+        out.ring_items_unresolved.set(ring.items_unresolved)
+        out.advance(out.tokens_generated, built.engine.tokens)
+        out.advance(out.reconnects, max(0, counts["logins"] - 1))
+        out.advance(out.messages_dropped.labels(reason="stale_fence"), counts["stale"])
+        out.advance(out.messages_dropped.labels(reason="duplicate_line"), counts["duplicate"])
+        out.sessions.labels(worker=self._session.identity.worker).set(self._session.fence is not None)
+        out.outbox_lines.set(self._session.work.lines.kept)
+        out.wal_bytes.labels(store="outbox").set(self._outbox.wal_bytes)
+
+    def _tidy(self, now: float) -> None:
+        if now < self._tidy_at or self._session.work.lines.unfinished:
+            return
+        self._tidy_at = now + TIDY_EVERY_S
+        try:
+            self._outbox.tidy()
+        except OutboxBlocked as failure:  # the next commit will say so too, and there it matters
+            self._log.warning("outbox_not_tidied", reason=str(failure))

@@ -1,0 +1,144 @@
+"""shell: what the engine thread builds before it runs: the ring, the engine and the text codec, real or echoing.
+
+Heavy imports happen inside these functions, on the engine's thread, so that the session logs in and beats long before a
+model is there. Knows no session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from common import limits
+from common.clock import SystemClock
+from common.config import WorkerSettings
+from common.errors import RefusedError
+from common.messages import ModelInfo
+from ring.accounting import Accounting
+from ring.consumer import Consumer
+from ring.memory import HostRingMemory, RingMemory
+from ring.producer import Producer
+from worker.request_rules import Serving
+from worker.structures import Finished, Request
+from worker.tokenizer import HubCodec, Preparer, TextCodec
+
+MIB = 1024 * 1024
+SAMPLE_BYTES = MIB
+"""Read from each end of a weights file for its fingerprint: whole files of many GiB would delay each start."""
+
+
+class RunningEngine(Protocol):
+    """What the worker asks of an engine. ``steps`` and ``tokens`` only grow, and any thread may read them."""
+
+    steps: int
+    tokens: int
+
+    def run(self, stop: Any) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """All of it, ready to run. ``producer`` is the session thread's from here on, ``engine`` its builder's."""
+
+    model: ModelInfo
+    concurrency: int
+    ring_bytes: int
+    producer: Producer
+    engine: RunningEngine
+    preparer: Preparer
+
+
+Finish = Callable[[Finished], None]
+Admit = Callable[[Request], None]
+
+
+def build(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable[[str], None]) -> Machinery:
+    """Load the model and make ring and engine. Blocks for as long as that takes. Raises ``RefusedError``."""
+    return _echo(settings, finish, admit) if settings.echo else _real(settings, finish, admit, tell)
+
+
+def _echo(settings: WorkerSettings, finish: Finish, admit: Admit) -> Machinery:
+    from worker.echo_engine import EchoCodec, EchoEngine
+
+    producer, consumer = _ring(settings, None)
+    wanted = settings.engine
+    engine = EchoEngine(consumer, wanted.concurrency, settings.echo_delay_ms / 1000, finish, admit)
+    return _machinery(settings, producer, engine, EchoCodec(), "echo", wanted.concurrency, ())
+
+
+def _real(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable[[str], None]) -> Machinery:
+    from worker import model_store
+
+    source = model_store.ensure(settings.engine.model, tell)
+    from worker.engine.runner import Engine, load
+
+    loaded = load(settings.engine, source if isinstance(source, Path) else None)
+    codec = HubCodec(source)
+    producer, consumer = _ring(settings, loaded.device.torch_device.index if loaded.device.kind == "cuda" else None)
+    engine = Engine(loaded, consumer, settings.engine, finish, admit)
+    print_ = fingerprint(source, f"{loaded.dtype} {settings.engine.residency} {loaded.device.kind}")
+    return _machinery(settings, producer, engine, codec, print_, engine.fit.concurrency, loaded.stop_ids)
+
+
+def _machinery(
+    settings: WorkerSettings,
+    producer: Producer,
+    engine: RunningEngine,
+    codec: TextCodec,
+    print_: str,
+    concurrency: int,
+    stop_ids: tuple[int, ...],
+) -> Machinery:
+    name, context = settings.engine.model, settings.engine.context_tokens
+    serving = Serving(name, context, codec.vocabulary, stop_ids)
+    model = ModelInfo(name, print_, context)
+    preparer = Preparer(codec, serving, f"fp_{print_[:16]}", SystemClock())
+    return Machinery(model, concurrency, producer.memory.capacity_bytes, producer, engine, preparer)
+
+
+def _ring(settings: WorkerSettings, cuda_index: int | None) -> tuple[Producer, Consumer]:
+    size = settings.ring_mib * MIB
+    need = settings.engine.context_tokens * 4
+    if need > size:
+        raise RefusedError(
+            f"a prompt of --context-tokens {settings.engine.context_tokens} takes {need} bytes of the ring, "
+            f"--ring-mib {settings.ring_mib} holds {size}: set --ring-mib to {-(-need // MIB)} or more"
+        )
+    memory: RingMemory
+    if cuda_index is None:
+        memory = HostRingMemory(size, limits.RING_ENTRIES_COUNT)
+    else:
+        from ring.cuda_memory import CudaRingMemory
+
+        memory = CudaRingMemory(size, limits.RING_ENTRIES_COUNT, device=cuda_index)
+    producer = Producer(memory, Accounting(size, limits.RING_ENTRIES_COUNT), identity=_ref)
+    return producer, Consumer(producer)
+
+
+def _ref(item: Any) -> Any:
+    return getattr(item, "ref", item)
+
+
+def fingerprint(source: Path | str, how: str) -> str:
+    """What decides an answer's bits: configuration, tokenizer and template whole, each weights file's size and ends,
+    and ``how`` they are run. Of a hub id that is no folder here, its name.
+    """
+    digest = hashlib.sha256(how.encode())
+    folder = Path(source)
+    if not folder.is_dir():
+        digest.update(str(source).encode())
+        return digest.hexdigest()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            if path.suffix in (".json", ".jinja", ".txt", ".model"):
+                digest.update(file.read())
+                continue
+            digest.update(file.read(SAMPLE_BYTES))
+            file.seek(max(0, size - SAMPLE_BYTES))
+            digest.update(file.read())
+    return digest.hexdigest()

@@ -1,0 +1,206 @@
+"""shell: the worker's outbox (D1): finished results in SQLite, synced before anyone is told. Decides nothing.
+
+Rows carry their store's id and leave only when the session says that the broker has them. The durable incarnation
+counter and the running set (D5's evidence, unsynced) live here too. One connection, one thread.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import limits
+from common.database import open_database, transaction, wal_bytes
+from common.errors import HaulierError, InvariantError, RefusedError
+from common.ids import new_id
+from common.messages import LineRef
+from worker import effects as do
+from worker.structures import Outcome
+
+FILE = "outbox.db"
+WHAT = "the worker's outbox"
+
+
+def _first(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE self (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID")
+    connection.execute(
+        "CREATE TABLE result (number INTEGER PRIMARY KEY, store TEXT NOT NULL, job TEXT NOT NULL,"
+        " line INTEGER NOT NULL, attempt INTEGER NOT NULL, status TEXT NOT NULL, status_code INTEGER NOT NULL,"
+        " prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, aside TEXT, body BLOB NOT NULL,"
+        " UNIQUE (job, line, attempt)) STRICT"
+    )
+    connection.execute(
+        "CREATE TABLE running (incarnation INTEGER NOT NULL, job TEXT NOT NULL, line INTEGER NOT NULL,"
+        " attempt INTEGER NOT NULL, PRIMARY KEY (job, line, attempt)) STRICT, WITHOUT ROWID"
+    )
+
+
+MIGRATIONS = (_first,)
+_COLUMNS = "store, job, line, attempt, status, status_code, prompt_tokens, completion_tokens, body"
+_WHERE = " WHERE job = ? AND line = ? AND attempt = ?"
+Write = do.Save | do.Discard | do.SetAside | do.NoteRunning
+Row = tuple[LineRef, str, int]
+"""A result waiting to be delivered: its line, its store, bytes of its body."""
+
+
+class OutboxBlocked(HaulierError):
+    """A commit failed for a reason of the world's (disk full, locked, input or output error): nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an outbox holds at its start."""
+
+    worker: str
+    incarnation: int
+    rows: tuple[Row, ...]
+    aside: int
+    """Results a broker refused: kept, never sent."""
+    ran: tuple[LineRef, ...]
+    """What the engine ran when the process before this one ended without saying so."""
+
+
+class Outbox:
+    """The outbox in ``folder``. Raises ``RefusedError`` when it cannot be used."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._database = open_database(self._path, MIGRATIONS, WHAT)
+        self._connection = self._database.conn
+        self._cache: OrderedDict[LineRef, Outcome] = OrderedDict()
+        self._cached_bytes = 0
+        self.commits = 0
+
+    def begin(self) -> Found:
+        """Start a new run of this worker: its incarnation is one above the last, durably, before anyone hears of it."""
+        with transaction(self._database) as connection:
+            known = dict(connection.execute("SELECT name, value FROM self").fetchall())
+            worker = known.get("worker") or f"worker-{new_id()[:8]}"
+            incarnation = int(known.get("incarnation", "0")) + 1
+            pairs = [("worker", worker), ("incarnation", str(incarnation))]
+            connection.executemany("INSERT OR REPLACE INTO self VALUES (?, ?)", pairs)
+            ran = [LineRef(*row) for row in connection.execute("SELECT job, line, attempt FROM running")]
+            connection.execute("DELETE FROM running")
+        aside = self._connection.execute("SELECT count(*) FROM result WHERE aside IS NOT NULL").fetchone()[0]
+        return Found(worker, incarnation, tuple(self.rows()), aside, tuple(ran))
+
+    def rows(self) -> list[Row]:
+        """All results to be delivered, oldest first."""
+        query = "SELECT job, line, attempt, store, length(body) FROM result WHERE aside IS NULL ORDER BY number"
+        return [(LineRef(row[0], row[1], row[2]), row[3], row[4]) for row in self._connection.execute(query)]
+
+    def write(self, effects: Sequence[Write], incarnation: int) -> None:
+        """All of a turn's writes in one commit, synced if a result is among them. All or nothing.
+
+        Raises ``OutboxBlocked`` when the disk does not take it; the caller keeps the effects and tries again.
+        """
+        synced = any(isinstance(effect, do.Save) for effect in effects)
+        try:
+            self._connection.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
+            with transaction(self._database) as connection:
+                self._write(connection, effects, incarnation)
+        except sqlite3.OperationalError as failure:
+            raise OutboxBlocked(f"{WHAT} at {self._path} cannot be written: {failure}") from failure
+        except sqlite3.DatabaseError as failure:
+            raise RefusedError(
+                f"{WHAT} at {self._path} is damaged: {failure}; restore it, or move --state"
+            ) from failure
+        self.commits += 1
+        for effect in effects:
+            if isinstance(effect, do.Save):
+                self._remember(effect.outcome)
+
+    def _write(self, connection: sqlite3.Connection, batch: Sequence[Write], incarnation: int) -> None:
+        saves: list[tuple[Any, ...]] = []
+        gone: list[tuple[str, int, int]] = []
+        running: list[tuple[int, str, int, int]] = []
+        for effect in batch:
+            if isinstance(effect, do.Save):
+                out = effect.outcome
+                saves.append((effect.store_id, *_key(out.ref), out.status, out.status_code, out.prompt_tokens,
+                              out.completion_tokens, out.body))  # fmt: skip
+            elif isinstance(effect, do.Discard):
+                gone.extend(_key(ref) for ref in effect.refs)
+            elif isinstance(effect, do.NoteRunning):
+                running.extend((incarnation, *_key(ref)) for ref in effect.refs)
+            elif isinstance(effect, do.SetAside):
+                connection.execute("UPDATE result SET aside = ?" + _WHERE, (effect.reason, *_key(effect.ref)))
+        over = {save[1:4] for save in saves}
+        connection.executemany(
+            "INSERT OR REPLACE INTO running VALUES (?, ?, ?, ?)", [row for row in running if row[1:] not in over]
+        )
+        connection.executemany(f"INSERT OR IGNORE INTO result ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", saves)
+        connection.executemany("DELETE FROM running" + _WHERE, [save[1:4] for save in saves])
+        connection.executemany("DELETE FROM result" + _WHERE, gone)
+        for key in gone:
+            self._forget(LineRef(*key))
+
+    def read(self, refs: Iterable[LineRef]) -> list[Outcome]:
+        """These results, in order. Raises ``InvariantError`` for one that is not there."""
+        return [self._cache.get(ref) or self._load(ref) for ref in refs]
+
+    def _load(self, ref: LineRef) -> Outcome:
+        query = "SELECT status, status_code, prompt_tokens, completion_tokens, body FROM result"
+        row = self._connection.execute(query + _WHERE, _key(ref)).fetchone()
+        if row is None:
+            raise InvariantError(f"the outbox has no result of {ref.line}, attempt {ref.attempt}")
+        outcome = Outcome(ref, *row)
+        self._remember(outcome)
+        return outcome
+
+    def adopt(self, other: Outbox) -> int:
+        """Move the results of a dead worker's outbox here: durable here before they go there. How many."""
+        query = f"SELECT {_COLUMNS} FROM result WHERE aside IS NULL ORDER BY number"
+        rows = other._connection.execute(query).fetchall()
+        if not rows:
+            return 0
+        self._connection.execute("PRAGMA synchronous=FULL")
+        with transaction(self._database) as connection:
+            connection.executemany(
+                f"INSERT OR IGNORE INTO result ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+            )
+        with transaction(other._database) as connection:
+            connection.executemany("DELETE FROM result" + _WHERE, [row[1:4] for row in rows])
+        return len(rows)
+
+    def tidy(self) -> None:
+        """When there is nothing else to do: fold the log into the file and give free pages back."""
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._connection.execute("PRAGMA incremental_vacuum(64)")
+        except sqlite3.OperationalError as failure:
+            raise OutboxBlocked(f"{WHAT} at {self._path} cannot be tidied: {failure}") from failure
+
+    @property
+    def wal_bytes(self) -> int:
+        """Size of the write-ahead log."""
+        return wal_bytes(self._path)
+
+    def close(self) -> None:
+        """Close the file; what was committed stays."""
+        self._connection.close()
+
+    # -- cache --------------------------------------------------------------------------------------------------
+
+    def _remember(self, outcome: Outcome) -> None:
+        size = len(outcome.body)
+        if outcome.ref in self._cache or size > limits.OUTBOX_CACHE_MAX_BYTES:
+            return
+        self._cache[outcome.ref] = outcome
+        self._cached_bytes += size
+        while self._cached_bytes > limits.OUTBOX_CACHE_MAX_BYTES:
+            _, dropped = self._cache.popitem(last=False)
+            self._cached_bytes -= len(dropped.body)
+
+    def _forget(self, ref: LineRef) -> None:
+        dropped = self._cache.pop(ref, None)
+        if dropped is not None:
+            self._cached_bytes -= len(dropped.body)
+
+
+def _key(ref: LineRef) -> tuple[str, int, int]:
+    return ref.job, ref.index, ref.attempt

@@ -1,0 +1,187 @@
+"""shell: text to token ids and back, on a thread of its own between socket and ring.
+
+``encode_batch`` of the fast tokenizers gives the interpreter lock away while it works (``encode`` of a long text holds
+it for seconds), so that the session beats on. What a body may ask for is ``worker.request_rules``' to say.
+"""
+
+from __future__ import annotations
+
+import queue
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from common import limits
+from common.clock import Clock
+from common.errors import RefusedError
+from common.messages import LineRef
+from worker import request_rules as rules
+from worker import responses
+from worker.request_rules import Asked, RequestError, Serving
+from worker.structures import Finished, Outcome, Prepared, Request, TokenizeJob
+
+
+class TextCodec(Protocol):
+    """A model's tokenizer. One thread."""
+
+    vocabulary: int
+    """How many token ids there are."""
+
+    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
+        """The conversation as the model's template writes it. Raises ``RequestError`` where the template does."""
+        ...
+
+    def encode(self, texts: Sequence[str], special: bool) -> list[Sequence[int]]:
+        """Token ids of each text; ``special`` adds what the tokenizer puts around a bare text."""
+        ...
+
+    def decode(self, answers: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each answer, special tokens left out."""
+        ...
+
+
+class HubCodec:
+    """The fast tokenizer of a local transformers folder (or hub id). Raises ``RefusedError`` when it has none."""
+
+    def __init__(self, source: Path | str) -> None:
+        import jinja2  # both only where a model is served: an echo worker starts without them
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(source))
+        except (OSError, ValueError) as failure:
+            raise RefusedError(f"model {source} has no tokenizer that can be used: {failure}") from failure
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise RefusedError(f"model {source} has no fast tokenizer (tokenizer.json): requests cannot be prepared")
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._template_errors = (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError)
+        self.vocabulary = len(self._tokenizer)
+
+    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
+        if not self._tokenizer.chat_template:
+            raise RequestError(
+                "chat_template_missing", f"this model has no chat template: use {responses.COMPLETIONS_URL}", "messages"
+            )
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except self._template_errors as failure:
+            raise RequestError(
+                "chat_template_error", f"the model's chat template refuses these messages: {failure}"[:2000], "messages"
+            ) from failure
+        return str(text)
+
+    def encode(self, texts: Sequence[str], special: bool) -> list[Sequence[int]]:
+        return [one.ids for one in self._backend.encode_batch(list(texts), add_special_tokens=special)]
+
+    def decode(self, answers: Sequence[Sequence[int]]) -> list[str]:
+        decoded = self._backend.decode_batch([list(one) for one in answers], skip_special_tokens=True)
+        return [str(one) for one in decoded]
+
+
+class Preparer:
+    """Lines to requests, results to bodies. One thread."""
+
+    def __init__(self, codec: TextCodec, serving: Serving, fingerprint: str, clock: Clock) -> None:
+        self._codec = codec
+        self._serving = serving
+        self._fingerprint = fingerprint
+        self._clock = clock
+
+    def prepare(self, jobs: Sequence[TokenizeJob]) -> list[Prepared | Outcome]:
+        """Each line ready for the ring, or its refusal, in order."""
+        done: dict[LineRef, Prepared | Outcome] = {}
+        texts: dict[bool, list[tuple[TokenizeJob, Asked, str]]] = {True: [], False: []}
+        for job in jobs:
+            try:
+                asked = rules.read(job.ref, job.url, job.body, self._serving)
+                if asked.prompt_ids is not None:
+                    done[job.ref] = self._request(job, asked, asked.prompt_ids)
+                elif asked.messages is not None:
+                    texts[False].append((job, asked, self._codec.chat_text(asked.messages)))
+                else:
+                    texts[True].append((job, asked, asked.prompt or ""))
+            except RequestError as refusal:
+                done[job.ref] = _refused(job.ref, refusal)
+        for special, entries in texts.items():
+            if entries:
+                encoded = self._codec.encode([text for _, _, text in entries], special)
+                for (job, asked, _), ids in zip(entries, encoded, strict=True):
+                    done[job.ref] = self._checked(job, asked, ids)
+        return [done[job.ref] for job in jobs]
+
+    def _checked(self, job: TokenizeJob, asked: Asked, ids: Sequence[int]) -> Prepared | Outcome:
+        try:
+            return self._request(job, asked, ids)
+        except RequestError as refusal:
+            return _refused(job.ref, refusal, len(ids))
+
+    def _request(self, job: TokenizeJob, asked: Asked, ids: Sequence[int]) -> Prepared:
+        sampling = rules.sampling(asked, len(ids), self._serving)
+        return Prepared(Request(job.ref, job.url, self._serving.model, len(ids), sampling), array("i", ids))
+
+    def answer(self, finished: Sequence[Finished]) -> list[Outcome]:
+        """Each request's result as its line will show it, in order."""
+        texts = self._codec.decode([one.token_ids for one in finished])
+        now = self._clock.wall()
+        return [self._outcome(one, text, now) for one, text in zip(finished, texts, strict=True)]
+
+    def _outcome(self, one: Finished, text: str, now: float) -> Outcome:
+        request = one.request
+        if one.reason == "cancelled":
+            return responses.cancelled(request.ref, request.prompt_tokens, len(one.token_ids))
+        if one.reason == "failed":
+            return responses.failed(request.ref, 500, "engine_error", one.error, None, request.prompt_tokens)
+        return responses.answered(one, text, now, self._fingerprint)
+
+
+def _refused(ref: LineRef, refusal: RequestError, prompt_tokens: int = 0) -> Outcome:
+    return responses.failed(ref, refusal.status_code, refusal.code, refusal.message, refusal.param, prompt_tokens)
+
+
+class Stop:
+    """Told to a tokenizer's queue: end."""
+
+
+Work = TokenizeJob | Finished | Stop
+Results = Callable[[Sequence[Prepared | Outcome]], None]
+
+
+def serve(work: queue.SimpleQueue[Work | Preparer], results: Results) -> None:
+    """The thread's whole life: what is queued, in batches, until ``Stop``. Its ``Preparer`` comes by the same queue,
+    once the model is known; before that lines wait.
+    """
+    preparer: Preparer | None = None
+    early: list[Work] = []
+    while True:
+        batch = _next(work)
+        for item in batch:
+            if isinstance(item, Preparer):
+                preparer = item
+        todo: list[Work] = [*early, *(item for item in batch if not isinstance(item, Preparer))]
+        if any(isinstance(item, Stop) for item in todo):
+            return
+        if preparer is None:
+            early = todo
+            continue
+        early = []
+        jobs = [item for item in todo if isinstance(item, TokenizeJob)]
+        finished = [item for item in todo if isinstance(item, Finished)]
+        if finished:
+            results(preparer.answer(finished))
+        for start in range(0, len(jobs), limits.TOKENIZE_MAX_LINES):
+            results(preparer.prepare(jobs[start : start + limits.TOKENIZE_MAX_LINES]))
+
+
+def _next(work: queue.SimpleQueue[Work | Preparer]) -> list[Work | Preparer]:
+    """At least one item, and what else is there, up to a call's worth."""
+    batch = [work.get()]
+    while len(batch) < limits.TOKENIZE_MAX_LINES:
+        try:
+            batch.append(work.get_nowait())
+        except queue.Empty:
+            break
+    return batch
