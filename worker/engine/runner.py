@@ -15,6 +15,7 @@ from worker.engine.fit import fit
 from worker.engine.geometry import TESTED_TYPES
 from worker.engine.model import LoadedModel, from_folder
 from worker.engine.virtual_device import VirtualDevice
+from worker.model_store import ensure
 
 __all__ = ["Engine", "LoadedModel", "load", "open_device"]
 
@@ -34,14 +35,15 @@ def open_device(name: str) -> Device:
 
 
 def load(settings: EngineSettings, folder: Path | None = None) -> LoadedModel:
-    """The model of ``--model`` on the device of ``--device``. ``folder`` overrides where its files are.
+    """The model of ``--model`` on the device of ``--device``; fetched first when it is one we know and is not there.
+    ``folder`` overrides where its files are.
 
     Blocks for as long as loading takes; any thread. Raises ``RefusedError`` naming the setting to change.
     """
-    if settings.context_tokens < 2:
-        raise RefusedError(f"--context-tokens {settings.context_tokens} must be 2 or more")
     device = open_device(settings.device)
-    loaded = from_folder(folder or settings.model, device, settings.dtype, settings.context_tokens)
+    loaded = from_folder(
+        folder or ensure(settings.model, log.get("engine").info), device, settings.dtype, settings.context_tokens
+    )
     fit(loaded.geometry, settings)
     if loaded.geometry.model_type not in TESTED_TYPES:
         log.get("engine").warning("model type without tests of its own", model_type=loaded.geometry.model_type)

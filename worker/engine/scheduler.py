@@ -95,6 +95,8 @@ class Scheduler:
         self.waiting: deque[Context] = deque()
         self.running: list[Context] = []
         self._numbers = 0
+        self.filled = 0
+        """Rows of every new context's history that are there already: for measuring decode over histories made up."""
         self.waits: Counter[str] = Counter()
         """Steps planned while the head of the queue waited, by reason."""
 
@@ -106,6 +108,7 @@ class Scheduler:
     def offer(self, request: Request, entry: int, offset: int) -> Context:
         """A request that fits (A7 is asked before) waits for its turn."""
         context = Context(self._numbers, request, entry, offset, waits="arrived: admission is at the next plan")
+        context.prefilled = min(self.filled, request.prompt_tokens - 1)
         self._numbers += 1
         self.waiting.append(context)
         return context

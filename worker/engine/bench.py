@@ -1,0 +1,301 @@
+"""shell: ``haulier bench engine``: streamed decode beside the link's floor, measured in the same run, and its bits.
+
+The floor is the time in which the link, as measured here on the engine's own memory, carries the bytes staged. Bits are
+compared with ``--residency full`` under the same schedule. Nothing is reported that was not measured.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import platform
+import time
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from common.config import GIB, EngineSettings
+from common.errors import InvariantError, UsageError
+from worker.engine.device import Device, QueueName
+from worker.engine.device_pool import Rows
+from worker.engine.fit import rounded_up
+from worker.engine.local import LocalEngine
+from worker.engine.model import DTYPES, LoadedModel, from_config, shape_config
+from worker.engine.runner import open_device
+from worker.engine.scheduler import StepPlan
+from worker.structures import Sampling
+
+WARM_STEPS = 4
+"""Decode steps before the measured ones: allocator and host settle, and the first copies of a step are prefetched."""
+TAIL_STEPS = 4
+"""Decode steps after the measured ones, so that none of those is a last one, which prefetches nothing."""
+_GIB_STEP = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """What to measure. ``fill`` is ``prefill`` (histories are computed) or ``random`` (rows of random numbers)."""
+
+    geometry: str
+    contexts: int = 4
+    length: int = 1024
+    steps: int = 16
+    device: str = "cpu"
+    dtype: str = "auto"
+    fill: str = "prefill"
+    compare: bool = True
+    chunk_tokens: int = 2048
+    page_tokens: int = 256
+    host_pool_gib: float = 0.0
+    device_pages_gib: int = 0
+
+    def __post_init__(self) -> None:
+        if self.contexts < 1 or self.length < 2 or self.steps < 1:
+            raise UsageError("--contexts and --steps must be 1 or more, --length 2 or more")
+        if self.fill not in ("prefill", "random"):
+            raise UsageError(f"--fill {self.fill!r} is neither prefill nor random")
+
+    @property
+    def answer_tokens(self) -> int:
+        return WARM_STEPS + self.steps + TAIL_STEPS
+
+
+@dataclass(slots=True)
+class Run:
+    """One route's measurements and the logits of its decode steps, by step."""
+
+    seconds: float
+    steps: int
+    staged_bytes: int
+    link_bytes_s: float
+    prefill_seconds: float
+    logits: dict[int, torch.Tensor]
+    peak_bytes: int
+    tokens: dict[int, tuple[int, ...]]
+
+
+def bench(settings: BenchSettings) -> dict[str, Any]:
+    """Measure. Raises ``RefusedError`` when it does not fit, naming the setting."""
+    device = open_device(settings.device)
+    cuda = device.torch_device.type == "cuda"
+    dtype = DTYPES[settings.dtype] if settings.dtype != "auto" else (torch.bfloat16 if cuda else torch.float32)
+    context_tokens = settings.length + settings.answer_tokens
+    config = shape_config(settings.geometry, context_tokens)
+    before = _device_bytes(device)
+    loaded = from_config(config, device, dtype, context_tokens, settings.geometry)
+    _trim(device)
+    staged_settings = _engine_settings(settings, loaded, "staged")
+    staged = _run(loaded, staged_settings, settings)
+    floor_s = staged.staged_bytes / staged.steps / staged.link_bytes_s
+    step_s = staged.seconds / staged.steps
+    figures: dict[str, Any] = {
+        "geometry": settings.geometry,
+        "contexts": settings.contexts,
+        "length": settings.length,
+        "fill": settings.fill,
+        "dtype": str(dtype).removeprefix("torch."),
+        "steps": staged.steps,
+        "bytes_per_token": loaded.geometry.token_bytes,
+        "staged_gb_step": round(staged.staged_bytes / staged.steps / 1e9, 4),
+        "link_gbps": round(staged.link_bytes_s / 1e9, 2),
+        "floor_tokens_s": round(settings.contexts / floor_s, 2),
+        "tokens_s": round(settings.contexts / step_s, 2),
+        "of_floor": round(floor_s / step_s, 4),
+        "ms_step": round(1000 * step_s, 3),
+        "prefill_tokens_s": None
+        if settings.fill == "random"
+        else round(settings.contexts * settings.length / staged.prefill_seconds, 1),
+        "weights_gb": round(sum(tensor.nbytes for tensor in loaded.module.parameters()) / 1e9, 3),
+        "device_pages_gib": staged_settings.device_pages_gib,
+        "host_pool_gib": staged_settings.host_pool_gib,
+        "peak_gb": round(staged.peak_bytes / 1e9, 3) if cuda else None,
+        "before_gb": round(before / 1e9, 3) if cuda else None,
+        "peak_source": _peak_source(device),
+        "bitwise": None,
+        "resident_repeats": None,
+    }
+    if settings.compare:
+        figures |= _compare(loaded, settings, staged)
+    return figures | {"device": _device_name(device), "versions": _versions()}
+
+
+def _compare(loaded: LoadedModel, settings: BenchSettings, staged: Run) -> dict[str, Any]:
+    """Two runs of the reference: each against the other is the first control, then the staged one against it."""
+    reference = [_run(_again(loaded, settings), _engine_settings(settings, loaded, "full"), settings) for _ in range(2)]
+    if not staged.logits or staged.logits.keys() != reference[0].logits.keys():
+        raise InvariantError("the routes did not run the same schedule")
+    return {
+        "bitwise": _equal(staged, reference[0]),
+        "bitwise_steps": len(staged.logits),
+        "resident_repeats": _equal(reference[0], reference[1]),
+        "resident_ms_step": round(1000 * reference[0].seconds / reference[0].steps, 3),
+    }
+
+
+def _equal(one: Run, other: Run) -> bool:
+    return one.tokens == other.tokens and all(torch.equal(one.logits[step], other.logits[step]) for step in one.logits)
+
+
+def _again(loaded: LoadedModel, settings: BenchSettings) -> LoadedModel:
+    """The same weights behind a fresh device: the last engine ended its own."""
+    _trim(loaded.device)
+    return replace(loaded, device=open_device(settings.device))
+
+
+def _engine_settings(settings: BenchSettings, loaded: LoadedModel, residency: str) -> EngineSettings:
+    """Only the pools that are needed, unless given: whole histories on the host, two slots (or all) on the device."""
+    tokens = settings.length + settings.answer_tokens
+    rows = settings.contexts * rounded_up(tokens, settings.page_tokens)
+    host = math.ceil(rows * loaded.geometry.token_bytes / GIB * _GIB_STEP) / _GIB_STEP
+    layers = loaded.geometry.layers if residency == "full" else 2
+    pages = math.ceil(layers * rows * loaded.geometry.layer_token_bytes / GIB)
+    if residency == "staged":
+        pages = settings.device_pages_gib or pages
+    return EngineSettings(
+        model=settings.geometry,
+        device=settings.device,
+        device_pages_gib=pages,
+        host_pool_gib=settings.host_pool_gib or host,
+        concurrency=settings.contexts,
+        context_tokens=tokens,
+        residency=residency,
+        page_tokens=settings.page_tokens,
+        chunk_tokens=settings.chunk_tokens,
+        dtype=settings.dtype,
+    )
+
+
+def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSettings) -> Run:
+    """One route from its first prompt to its last token; decode is timed between step boundaries."""
+    logits: dict[int, torch.Tensor] = {}
+
+    def watch(plan: StepPlan, values: torch.Tensor) -> None:
+        if all(share.samples for share in plan.shares) and len(plan.shares) == settings.contexts:
+            logits[plan.step] = values.clone()
+
+    prompts = _prompts(settings, loaded.geometry.vocabulary)
+    ring_bytes = 1 << max(16, math.ceil(math.log2(8 * settings.contexts * settings.length)))
+    local = LocalEngine(loaded, engine_settings, ring_bytes=ring_bytes, watch=watch)
+    engine = local.engine
+    link = _link(engine) if engine.host is not None else 0.0
+    if settings.fill == "random":
+        _fill(engine)
+        engine.scheduler.filled = settings.length - 1
+    local.submit(prompts, [Sampling(max_tokens=settings.answer_tokens)] * settings.contexts)
+    begun = time.perf_counter()
+    while not logits:
+        local.step()
+    prefilled = time.perf_counter()
+    for _ in range(WARM_STEPS):
+        local.step()
+    moved, start, first = engine.transport.bytes_in, time.perf_counter(), engine.steps
+    for _ in range(settings.steps):
+        local.step()
+    seconds, steps, moved = time.perf_counter() - start, engine.steps - first, engine.transport.bytes_in - moved
+    peak = _device_bytes(loaded.device)
+    local.run()
+    if engine.host is not None:
+        link = max(link, _link(engine))
+    tokens = {number: finished.token_ids for number, finished in local.finished.items()}
+    local.close()
+    return Run(seconds, steps, moved, link, prefilled - begun, logits, peak, tokens)
+
+
+def _prompts(settings: BenchSettings, vocabulary: int) -> list[list[int]]:
+    chance = torch.Generator().manual_seed(1)
+    size = (settings.contexts, settings.length)
+    return torch.randint(1, vocabulary, size, generator=chance).tolist()
+
+
+def _flat(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    return rows.key.flatten(0, -3), rows.value.flatten(0, -3)
+
+
+def _link(engine: Any) -> float:
+    """Bytes a second from the host pool to a slot: every layer's K and V once, in pieces as large as a slot takes."""
+    device: Device = engine.device
+    queue = device.queue(QueueName.H2D)
+    target = engine.pool.slots[0].key
+    best = 0.0
+    for _ in range(3):
+        moved, start = 0, time.perf_counter()
+        for layer in engine.host.layers:
+            for source in _flat(layer):
+                rows = min(len(source), len(target))
+                device.copy(queue, target[:rows], source[:rows], "measure the link")
+                moved += source[:rows].nbytes
+        device.synchronise(queue)
+        best = max(best, moved / (time.perf_counter() - start))
+    return best
+
+
+def _fill(engine: Any) -> None:
+    """The same random rows in every layer's history, wherever it is kept."""
+    device: Device = engine.device
+    back = device.queue(QueueName.D2H)
+    layers = engine.host.layers if engine.host is not None else engine.pool.layers
+    chance = torch.Generator(device.torch_device)
+    with device.running():
+        for index, layer in enumerate(layers):
+            for side, target in enumerate(_flat(layer)):
+                chance.manual_seed(2 * index + side)
+                rows = torch.randn(target.shape, generator=chance, device=device.torch_device, dtype=target.dtype)
+                if engine.host is None:
+                    target.copy_(rows)
+                    continue
+                made = device.record(device.queue(QueueName.COMPUTE))
+                device.wait(back, made)
+                device.release(made)
+                device.copy(back, target, rows, "fill a history")
+                device.synchronise(back)
+
+
+def _trim(device: Device) -> None:
+    if device.torch_device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _peak_source(device: Device) -> str | None:
+    if device.torch_device.type != "cuda":
+        return None
+    return "nvml" if _nvml() is not None else "cudaMemGetInfo"
+
+
+def _nvml() -> Any | None:
+    try:
+        return importlib.import_module("pynvml")  # not required: the driver's own figure stands in for it
+    except ImportError:
+        return None
+
+
+def _device_bytes(device: Device) -> int:
+    """Device memory in use, as the driver sees it: weights, pools, workspaces and the context itself."""
+    if device.torch_device.type != "cuda":
+        return 0
+    index = device.torch_device.index or 0
+    nvml = _nvml()
+    if nvml is None:
+        free, total = torch.cuda.mem_get_info(index)
+        return total - free
+    nvml.nvmlInit()
+    uuid = str(torch.cuda.get_device_properties(index).uuid)
+    handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+
+def _device_name(device: Device) -> str:
+    if device.torch_device.type == "cuda":
+        return str(torch.cuda.get_device_name(device.torch_device))
+    return f"{device.name} ({platform.machine()})"
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version(), "torch_cuda": torch.version.cuda}
+    for name in ("haulier", "torch", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
