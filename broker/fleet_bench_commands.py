@@ -24,7 +24,7 @@ import zmq
 from broker import fleet_bench, fleet_floor
 from broker.show import Show, show
 from common import keys
-from common.cli import group, installed_version
+from common.cli import installed_version
 from common.config import KeySettings
 from common.errors import RefusedError, UsageError
 
@@ -34,8 +34,10 @@ LINES_MAX_COUNT = 10_000_000
 
 
 def register(app: typer.Typer) -> None:
-    """Add ``fleet`` to the group ``bench``, whoever makes that."""
-    group(app, "bench", "Measure this machine, the floor beside each figure.").command("fleet")(bench_fleet)
+    """Add ``bench fleet``; other rooms add to ``bench`` too."""
+    bench = typer.Typer(no_args_is_help=True, help="Measure ring, engine and fleet on this machine.")
+    bench.command("fleet")(bench_fleet)
+    app.add_typer(bench, name="bench")
 
 
 def bench_fleet(

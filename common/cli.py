@@ -41,20 +41,24 @@ def build_app(rooms: Iterable[EntryPoint] | None = None) -> tuple[typer.Typer, d
             left_out[room.name] = not_installed(failure) or InvariantError(f"{room.value} cannot be loaded: {failure}")
         else:
             register(app)
+    _join_groups(app)
     return app, left_out
 
 
-def group(app: typer.Typer, name: str, words: str) -> typer.Typer:
-    """The group of sub-commands called ``name``: the one that another room added already, or a new one.
-
-    So that several rooms can share a group (``bench``) and each works without the others.
-    """
-    for known in app.registered_groups:
-        if known.name == name and known.typer_instance is not None:
-            return known.typer_instance
-    made = typer.Typer(no_args_is_help=True, help=words)
-    app.add_typer(made, name=name)
-    return made
+def _join_groups(app: typer.Typer) -> None:
+    """Groups of one name (``bench``) that several rooms added become one: each room works without the others."""
+    joined: dict[str, typer.Typer] = {}
+    kept = []
+    for found in app.registered_groups:
+        room = found.typer_instance
+        name = next((name for name in (found.name, room.info.name if room else None) if isinstance(name, str)), "")
+        first = joined.setdefault(name, room) if name and room is not None else None
+        if room is None or first is None or first is room:
+            kept.append(found)
+            continue
+        first.registered_commands += room.registered_commands
+        first.registered_groups += room.registered_groups
+    app.registered_groups = kept
 
 
 def _top(

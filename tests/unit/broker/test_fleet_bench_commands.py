@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from broker import fleet_bench, fleet_bench_commands
-from common.cli import group
+from common.cli import build_app
 from common.errors import RefusedError, UsageError
 
 FOUND: dict[str, Any] = {
@@ -42,6 +43,23 @@ FOUND: dict[str, Any] = {
 """Made up, in the shape of a measurement."""
 
 
+class Room(NamedTuple):
+    """What an entry point is to the command line."""
+
+    name: str
+    register: Callable[[typer.Typer], None]
+    value: str = "a room"
+
+    def load(self) -> Callable[[typer.Typer], None]:
+        return self.register
+
+
+def _register_ring(app: typer.Typer) -> None:
+    theirs = typer.Typer(name="bench", help="Theirs.", no_args_is_help=True)
+    theirs.command("ring")(lambda: None)
+    app.add_typer(theirs)
+
+
 def test_what_is_measured_is_said_in_words() -> None:
     """Someone without --json still sees floor, durability and the peers' losses beside the rate."""
     text = "\n".join(fleet_bench_commands.as_text(FOUND))
@@ -51,26 +69,20 @@ def test_what_is_measured_is_said_in_words() -> None:
     assert "worker killed: 1 lost, 2 run twice, next done never" in text
 
 
-@pytest.mark.parametrize("first", ["mine", "theirs"])
-def test_the_group_is_shared_in_either_order(first: str) -> None:
+@pytest.mark.parametrize("order", [("fleet", "ring"), ("ring", "fleet"), ("fleet",), ("ring",)])
+def test_rooms_share_the_group_in_any_order(order: tuple[str, ...]) -> None:
     """`bench ring` comes from the worker's room: both are there whoever registers first, and each without the other."""
-    app = typer.Typer()
-    if first == "mine":
-        fleet_bench_commands.register(app)
-    group(app, "bench", "Theirs.").command("ring")(lambda: None)
-    if first == "theirs":
-        fleet_bench_commands.register(app)
+    rooms = {"fleet": Room("fleet", fleet_bench_commands.register), "ring": Room("ring", _register_ring)}
+    app, left_out = build_app(rooms[name]._replace(name=str(place)) for place, name in enumerate(order))  # type: ignore[misc]
     shown = CliRunner().invoke(app, ["bench", "--help"]).output
-    assert "ring" in shown
-    assert "fleet" in shown
-    assert len(app.registered_groups) == 1
+    assert not left_out
+    assert [name for name in ("fleet", "ring") if f" {name} " in shown] == sorted(order)
 
 
 @pytest.mark.parametrize("flags", [["--lines", "1"], ["--in-flight", "10"], ["--singles", "1"]])
 def test_counts_that_measure_nothing_are_a_wrong_use(flags: list[str]) -> None:
     """A rate over one line or a percentile of one is no figure."""
-    app = typer.Typer()
-    fleet_bench_commands.register(app)
+    app, _ = build_app([Room("fleet", fleet_bench_commands.register)])  # type: ignore[list-item]
     found = CliRunner().invoke(app, ["bench", "fleet", *flags])
     assert isinstance(found.exception, UsageError)
 
@@ -78,8 +90,7 @@ def test_counts_that_measure_nothing_are_a_wrong_use(flags: list[str]) -> None:
 def test_peers_are_refused_outside_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The peers' scripts are in no wheel: an installed haulier says so before it measures for minutes."""
     monkeypatch.setattr(fleet_bench_commands, "PEERS", tmp_path)
-    app = typer.Typer()
-    fleet_bench_commands.register(app)
+    app, _ = build_app([Room("fleet", fleet_bench_commands.register)])  # type: ignore[list-item]
     found = CliRunner().invoke(app, ["bench", "fleet", "--peers"])
     assert isinstance(found.exception, RefusedError)
 
