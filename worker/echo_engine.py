@@ -30,7 +30,7 @@ class EchoCodec:
         return str(messages[-1]["content"])
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Sequence[int]]:
-        return [text.encode() for text in texts]
+        return [list(text.encode()) for text in texts]
 
     def decode(self, answers: Sequence[Sequence[int]]) -> list[str]:
         return [text_of(one) for one in answers]
