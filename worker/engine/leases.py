@@ -268,12 +268,17 @@ class LeaseBook:
         events = self.events(lease)
         if events != over and (missing := set(events) - set(over)):
             raise UnfinishedError(f"{lease} cannot retire before {', '.join(map(str, missing))}")
-        self._move(lease, Verb.RETIRE if lease.state is not State.QUARANTINED else Verb.RELEASE)
+        self._move(lease, Verb.RETIRE)
         if self._sealed and self._sealed[0] is lease:
             self._sealed.popleft()
         elif lease in self._sealed:
             self._sealed.remove(lease)
         return self._receipt(lease, revoked)
+
+    def release(self, lease: Lease) -> Receipt:
+        """A drain proved that all work of a quarantined lease is over (L6): it ends like a retired one, unpublished."""
+        self._move(lease, Verb.RELEASE)
+        return self._receipt(lease, frozenset(lease.contexts.ids))
 
     def quarantine(self) -> Sequence[Lease]:
         """All live leases are retained until a drain proves completion (L6)."""

@@ -309,8 +309,10 @@ class Transport:
 
     def _give_back(self, lease: Lease, over: Sequence[Event]) -> Receipt:
         """The receipt, then the tickets and the layer, then what they held (L4)."""
-        revoked = frozenset(lease.contexts.ids if self.failed is not None else self._revoked)
-        receipt = self.book.retire(lease, over, revoked)
+        if self.failed is None:
+            receipt = self.book.retire(lease, over, frozenset(self._revoked))
+        else:
+            receipt = self.book.release(lease)
         for event in over:
             self.device.release(event)
         if self._written.get(lease.layer) == lease.written:
