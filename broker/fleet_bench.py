@@ -60,7 +60,7 @@ class Fleet:
         self._engine = EngineSettings(model="echo", concurrency=max(1, in_flight * 4 // 5))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._pipe = os.pipe()
-        self.client = fleet.Client(ClientSettings((self.endpoint,), KeySettings(folder / "keys"), PATIENCE_S))
+        self.client = fleet.Client(ClientSettings((self.endpoint,), KeySettings(folder / "keys"), PATIENCE_S), self.check)
 
     def __enter__(self) -> Fleet:
         return self
@@ -90,7 +90,7 @@ class Fleet:
         environment[parent.VARIABLE] = str(self._pipe[0])
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "common.cli", *arguments],
+                [sys.executable, "-m", name, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
