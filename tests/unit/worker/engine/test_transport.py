@@ -37,7 +37,7 @@ class Bench:
         self.device = device if device is not None else VirtualDevice(Temperament.LATE)
         self.pages = PageLeases(2)
         self.transport = Transport(self.device, 2, self.pages, retire_deadline_s=10)
-        self.host = self.device.allocate_host((2, ROWS, WIDTH), torch.float32)
+        self.host = self.device.allocate_host((3, ROWS, WIDTH), torch.float32)
         self.slots = self.device.allocate_device((2, ROWS, WIDTH), torch.float32)
         self.page = self.pages.current(0)
         self.contexts = ContextSet((7,), (self.page,))
