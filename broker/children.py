@@ -23,7 +23,9 @@ from common import parent
 from common.clock import Clock, SystemClock
 
 STOP_S = 15.0
-"""A child that has nothing left to do stops well within this; then it is killed."""
+"""A child that has nothing left to do stops well within this; a worker that runs lines finishes what it can in it."""
+LEAVE_S = 5.0
+"""Told a second time, a child leaves at once; after this it is killed."""
 TAIL_LINES_COUNT = 10
 
 
@@ -123,15 +125,12 @@ class Children:
             child.restarts = 0
 
     def stop(self, room: str = "") -> None:
-        """End the children (of one ``room``), workers first, then brokers: SIGTERM, and SIGKILL after ``STOP_S``."""
+        """End the children (of one ``room``), workers first, then brokers: SIGTERM, once more, and at last SIGKILL."""
         for name in ("worker", "broker"):
             chosen = [child for child in self._children if child.room == name and room in ("", name)]
-            for child in chosen:
-                _signal(child.process, signal.SIGTERM)
-            until = self._clock.monotonic() + STOP_S
             try:
-                for child in chosen:
-                    _wait(child.process, until - self._clock.monotonic())
+                for patience in (STOP_S, LEAVE_S):
+                    self._tell_to_stop(chosen, patience)
             finally:  # a second Ctrl-C included: nothing stays behind
                 for child in chosen:
                     if child.process.poll() is None:
@@ -142,6 +141,14 @@ class Children:
             os.close(self._write_end)
             os.close(self._read_end)
             self._read_end = self._write_end = -1
+
+    def _tell_to_stop(self, chosen: Sequence[Child], patience_s: float) -> None:
+        left = [child for child in chosen if child.process.poll() is None]
+        for child in left:
+            _signal(child.process, signal.SIGTERM)
+        until = self._clock.monotonic() + patience_s
+        for child in left:
+            _wait(child.process, until - self._clock.monotonic())
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

@@ -44,6 +44,10 @@ class TerminatedError(HaulierError):
     exit_code = 128 + signal.SIGTERM
 
 
+class BadInputError(RefusedError):
+    """The input has bad lines, and nothing was run: its state is worth nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What one run is asked for. ``state`` None: beside the output, until it is written."""
@@ -169,12 +173,27 @@ def run(plan: Plan, bar: Show) -> Outcome:
         bar.phase("hashing", unit="bytes")
         source = fleet.hash_file(plan.source, bar.update)
         keys.init(folder.keys, if_absent=True)
-        with Children(folder, bar.say) as children:
-            info, before = Run(plan, bar, folder, children).finish(source, first, second)
-            commit_all(first, second)
+        try:
+            with Children(folder, bar.say) as children:
+                info, before = _interruptible(Run(plan, bar, folder, children), bar, source, first, second)
+                commit_all(first, second)
+        except BadInputError:
+            if plan.state is None:
+                folder.remove()
+            raise
         if plan.state is None:
             folder.remove()
     return Outcome(info, before, time.monotonic() - began)
+
+
+def _interruptible(
+    one: Run, bar: Show, source: fleet.InputFile, first: OutFile, second: OutFile
+) -> tuple[messages.JobInfo, int]:
+    try:
+        return one.finish(source, first, second)
+    except KeyboardInterrupt:
+        bar.say("stopping; what runs may finish for some seconds, Ctrl-C again ends it now")
+        raise
 
 
 class Run:
@@ -257,9 +276,9 @@ class Run:
         for problem in fleet.problems(client, info.job):
             self._bar.say(client_rules.problem_text(problem))
         if not info.problems:
-            raise RefusedError(f"{self._plan.source} failed: {info.reason or 'none of its lines can run'}")
+            raise BadInputError(f"{self._plan.source} failed: {info.reason or 'none of its lines can run'}")
         bad = client_rules.plural(info.problems, "bad line")
-        raise RefusedError(f"{self._plan.source} has {bad}, nothing was run; mend the file or use --lenient")
+        raise BadInputError(f"{self._plan.source} has {bad}, nothing was run; mend the file or use --lenient")
 
     def _look_for_workers(self, client: fleet.Client, info: messages.JobInfo) -> None:
         if self._loaded or info.status in client_rules.ENDED:

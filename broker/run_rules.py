@@ -19,7 +19,14 @@ from common.errors import HaulierError
 _NAMESPACE = uuid.UUID("2f6c6a3e-6d0f-5b8e-9a64-8d3c1f0e7b52")
 RESTARTS_MAX_COUNT = 3
 """Starts again of one child without a line finished in between: beyond it, it is not the line's fault."""
-HANDED_DOWN = ("HAULIER_LOG", "HAULIER_LOG_LEVEL", "HAULIER_CACHE", "HAULIER_UNSAFE_FILESYSTEM")
+HANDED_DOWN = (
+    "HAULIER_LOG",
+    "HAULIER_LOG_LEVEL",
+    "HAULIER_CACHE",
+    "HAULIER_UNSAFE_FILESYSTEM",
+    "HAULIER_WITNESS",
+    "HAULIER_ECHO_DELAY_MS",
+)
 """The only settings of ours that children take from the environment: the rest comes as flags, or belongs to a fleet
 of the user's own, which the private one of a run must not see."""
 

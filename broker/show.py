@@ -19,7 +19,9 @@ from common.clock import Clock, SystemClock
 
 FIRST_S = 1.0
 EVERY_S = 5.0
-"""Plain lines of one phase: the first after a second, then one in five."""
+"""Plain lines of one phase: the first after a second, then one in five while something moves."""
+STILL_S = 30.0
+"""Plain lines while nothing moves: often enough to see that somebody is alive."""
 
 
 class Show(Protocol):
@@ -117,6 +119,7 @@ class PlainLines:
         self._clock = clock if clock is not None else SystemClock()
         self._name, self._unit, self._total = "", "lines", 0.0
         self._began = self._next = self._first_at = self._first = 0.0
+        self._told = -1.0
         self._fresh = True
 
     def __enter__(self) -> PlainLines:
@@ -133,6 +136,7 @@ class PlainLines:
         self._name, self._unit, self._total = name, unit, total
         self._began = self._clock.monotonic()
         self._next = self._began + FIRST_S
+        self._told = -1.0
         self._fresh = True
         if self._announce:
             self.say(name)
@@ -142,9 +146,9 @@ class PlainLines:
         self._total = total or self._total
         if self._fresh:
             self._fresh, self._first, self._first_at = False, done, now
-        if now < self._next:
+        if now < (self._next if done != self._told else self._next + STILL_S - EVERY_S):
             return
-        self._next = now + EVERY_S
+        self._next, self._told = now + EVERY_S, done
         rate = (done - self._first) / max(now - self._first_at, 1e-9)
         parts = [amount(done, self._unit) + (f" of {amount(self._total, self._unit)}" if self._total else "")]
         if rate > 0:
