@@ -173,7 +173,7 @@ class CudaDevice:
         self._pinned.free(tensor)
 
     def allocate_device(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Zeroed device memory; every queue comes after the zeroing."""
+        """Zeroed device memory; every queue, and the current stream, come after the zeroing."""
         try:
             with torch.cuda.stream(self._compute):
                 tensor = torch.zeros(tuple(shape), dtype=dtype, device=self.torch_device)
@@ -182,6 +182,7 @@ class CudaDevice:
         zeroed = self.record(self._queues[QueueName.COMPUTE])
         for queue in self._queues.values():
             self.wait(queue, zeroed)
+        torch.cuda.current_stream(self._index).wait_event(self._pool.raw(zeroed))
         self.release(zeroed)
         return tensor
 
