@@ -116,6 +116,8 @@ RING_ENTRIES_COUNT = 1024
 """Descriptors in the table; a power of two."""
 RING_BYTES = 64 * 1024 * 1024
 """Default payload arena: 16 Mi token ids, 16 requests of a million tokens."""
+RING_STUCK_S = 5.0
+"""Full with nothing in it (R6) for this long is a finding: a result on its way passes in milliseconds."""
 
 # -- engine -----------------------------------------------------------------------------------------------------
 PAGE_TOKENS_DEFAULT = 256
