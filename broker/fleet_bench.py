@@ -59,8 +59,10 @@ class Fleet:
         # a worker asks for a quarter more than its engine runs
         self._engine = EngineSettings(model="echo", concurrency=max(1, in_flight * 4 // 5))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._struck: list[subprocess.Popen[bytes]] = []
         self._pipe = os.pipe()
-        self.client = fleet.Client(ClientSettings((self.endpoint,), KeySettings(folder / "keys"), PATIENCE_S), self.check)
+        settings = ClientSettings((self.endpoint,), KeySettings(folder / "keys"), PATIENCE_S)
+        self.client = fleet.Client(settings, self.check)
 
     def __enter__(self) -> Fleet:
         return self
@@ -71,6 +73,9 @@ class Fleet:
         self.client.close()
         for name in list(self._processes):
             self.kill(name)
+        for process in self._struck:
+            process.kill()
+            process.wait()
         for end in self._pipe:
             os.close(end)
         self._kept.close()
@@ -104,9 +109,11 @@ class Fleet:
         process.kill()
         process.wait()
 
-    def signal(self, name: str, number: int) -> None:
-        """Send a signal, and go on."""
-        self._processes[name].send_signal(number)
+    def strike(self, name: str, number: int) -> None:
+        """Send a signal that stops or ends it, and go on at once; from now on nobody minds its end."""
+        process = self._processes.pop(name)
+        self._struck.append(process)
+        process.send_signal(number)
 
     def memory_mib(self, name: str) -> float:
         """Resident memory of a process."""
@@ -262,6 +269,10 @@ def measure_restart(folder: Path, in_flight: int, tell: Tell) -> dict[str, Any]:
         for number, slot in enumerate(slots):
             shutil.move(slot, folder / "worker" / str(number))
         running.start_worker()
+        until = time.monotonic() + PATIENCE_S
+        while _outbox_lines(folder / "worker" / "0") < held and time.monotonic() < until:
+            running.check()
+            time.sleep(POLL_S)
         time.sleep(SETTLE_S)
         started = time.perf_counter()
         running.start_broker()
@@ -280,7 +291,7 @@ def measure_detection(folder: Path, in_flight: int, how: int, tell: Tell) -> dic
         running.until(job, lambda info: info.status == "in_progress")
         running.start_worker()
         running.until(job, lambda info: info.completed > lines // 20 and info.running > 0, SINGLE_POLL_S)
-        running.signal("worker", how)
+        running.strike("worker", how)
         started = time.perf_counter()
         # results that were on their way end lines too: only a look at who is logged in tells the end of the session
         while running.client.ask(messages.AskWorkers(0), messages.Workers).workers:
