@@ -301,6 +301,7 @@ def test_quarantine_proves_the_device_done(device) -> None:
 
 def test_quarantine_of_a_held_queue_retains_everything(device) -> None:
     """L6, L7: a queue that never gets done by the deadline: no proof, so nothing is given back."""
+    assert run(device, SHAPES["deep"], set(), None), "all kernels are loaded before a queue is held"
     program = Program(device, SHAPES["deep"])
     torch.cuda.synchronize()
     with device.running():

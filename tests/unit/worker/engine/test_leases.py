@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from itertools import product
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -97,6 +99,13 @@ def test_every_pair_of_state_and_verb_follows_the_table(stage: Stage, state: Sta
     else:
         stage.do(verb)
         assert stage.lease.state is after
+
+
+def test_the_diagram_in_the_docs_is_the_table() -> None:
+    """Who reads docs/devices.md reads what runs."""
+    text = (Path(__file__).parents[4] / "docs" / "devices.md").read_text(encoding="utf-8")
+    drawn = set(re.findall(r"^    (\w+) --> (\w+): (\w+)$", text, re.MULTILINE))
+    assert drawn == {(before.value, after.value, verb.value) for (before, verb), after in TRANSITIONS.items()}
 
 
 @pytest.mark.parametrize("state", [State.OPEN, State.ATTENDED, State.WRITTEN, State.QUARANTINED])
