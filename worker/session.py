@@ -182,6 +182,7 @@ class Session:
         if self.leaving:
             self._start_draining(fence)
         self._beat()
+        self._hand_over()
 
     def _other_store(self, store_id: str) -> None:
         """Another store answered than the HELLO was for: log in again if something of it is held, else begin afresh."""
