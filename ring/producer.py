@@ -20,6 +20,7 @@ from ring.accounting import WORD_MASK, Accounting, Finding, RingFigures, Taken, 
 from ring.descriptor import FLAG_CANCEL, FLAG_SKIP, LAYOUT, Entry, RingRequest
 from ring.handover import Handover, RingAborted
 from ring.memory import ABORT, CONSUMED, DOORBELL, RingMemory
+from ring.watch import RingWatch
 
 TokenIds: TypeAlias = "array[int] | npt.NDArray[np.int32]"
 _ALIGN = PAYLOAD_ALIGN_BYTES - 1
@@ -54,6 +55,7 @@ class Producer:
         self._capacity = memory.capacity_bytes
         self._cancels: dict[Hashable, Any] = {}
         self._refused_items = 0
+        self._watch = RingWatch()
         self._words[DOORBELL] = self._words[CONSUMED] = self._seen = word_of(accounting.next_sequence - 1)
 
     # -- down ---------------------------------------------------------------------------------------------------
@@ -190,3 +192,12 @@ class Producer:
         """
         waiting = self._refused_items if waiting_items is None else waiting_items
         return self.accounting.finding(engine_idle=engine_idle, waiting_items=waiting, holder_of=self.handover.holder)
+
+    def stuck(self, now: float, *, engine_idle: bool, waiting_items: int | None = None) -> Finding | None:
+        """The watchdog of R6: ``finding``, once, when it has lasted with nothing taken, given back or resolved.
+
+        ``now`` in seconds of the caller's clock. Call it at every poll or so; log its ``line()`` and count it.
+        """
+        found = self.finding(engine_idle=engine_idle, waiting_items=waiting_items)
+        books = self.accounting
+        return self._watch.see(found, 2 * books.next_sequence - books.entries_live, now)

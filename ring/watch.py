@@ -1,7 +1,7 @@
 """rules: the watchdog of R6: "full with nothing in it" is a finding when it lasts, and is told once.
 
-A result on its way looks the same for a moment: items unresolved, no token pending, engine idle. What lasts does not end
-by itself. Knows no clock: ``now`` is an argument; and no log: the caller writes the line and counts the finding.
+A result on its way looks the same for a moment: items unresolved, no token pending, engine idle. What lasts does not
+end by itself. Knows no clock: ``now`` is an argument; and no log: the caller writes the line and counts the finding.
 """
 
 from __future__ import annotations

@@ -279,6 +279,20 @@ def test_a_full_ring_with_nothing_in_it_is_found_with_its_holders() -> None:
     assert producer.finding(engine_idle=True, waiting_items=0) is None
 
 
+def test_the_watchdog_speaks_once_when_a_stall_lasts() -> None:
+    """R6: the session asks at every poll; five seconds of a full, empty, idle ring are one log line."""
+    _, producer, consumer = _ring()
+    producer.publish("b", [(1, _ids(0, 64))])
+    assert producer.stuck(0.0, engine_idle=True) is None
+    consumer.release_all(consumer.take())
+    producer.poll()
+    told = [producer.stuck(1.0 + tenth / 10, engine_idle=True) is not None for tenth in range(100)]
+    assert told.index(True) == 50
+    assert told.count(True) == 1
+    producer.resolve(1)
+    assert producer.stuck(20.0, engine_idle=True) is None
+
+
 def test_books_and_pages_of_different_size_are_refused() -> None:
     """A ring made with two sizes would hand out positions outside of its arena."""
     with pytest.raises(InvariantError, match="different size"):
