@@ -1,4 +1,4 @@
-"""shell: ``haulier bench engine``: the engine's figures on this machine. Knows typer and nothing of what is measured."""
+"""shell: ``haulier bench engine``: the engine's figures on this machine. Knows typer, and not what is measured."""
 
 from __future__ import annotations
 
