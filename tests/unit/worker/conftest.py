@@ -234,4 +234,3 @@ def rigs() -> Iterator[Callable[..., Rig]]:
 def rig(rigs: Callable[..., Rig]) -> Rig:
     """One worker that has not logged in yet."""
     return rigs()
-

@@ -1,0 +1,173 @@
+"""The outbox (D1): durable before anyone is told, gone only when told to, whole after any death of its process."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common import limits
+from common.errors import InvariantError, RefusedError
+from common.messages import LineRef
+from worker import effects as do
+from worker.outbox import Outbox, OutboxBlocked
+from worker.structures import Outcome
+
+CHILD = """
+import os, sys
+from pathlib import Path
+from common.messages import LineRef
+from worker import effects as do
+from worker.outbox import Outbox
+from worker.structures import Outcome
+folder, when = Path(sys.argv[1]), sys.argv[2]
+box = Outbox(folder)
+found = box.begin()
+save = do.Save(Outcome(LineRef("job", 0, 1), "ok", 200, 1, 1, b"{}"), "store-a")
+if when == "before":
+    # the control: told before the commit
+    real = box._write
+    def write(connection, effects, incarnation):
+        real(connection, effects, incarnation)
+        print("told", flush=True)
+        sys.stdin.read()
+    box._write = write
+box.write([do.NoteRunning((LineRef("job", 1, 1),))], found.incarnation)
+box.write([save], found.incarnation)
+print("told", flush=True)
+sys.stdin.read()
+"""
+
+
+def outcome(index: int, body: bytes = b'{"a":1}') -> Outcome:
+    return Outcome(LineRef("job", index, 1), "ok", 200, 5, 2, body)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Outbox]:
+    made = Outbox(tmp_path)
+    yield made
+    made.close()
+
+
+def killed(folder: Path, when: str) -> None:
+    """A process that says a result is stored, and is killed at that very moment."""
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(folder), when], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        while child.stdout.readline().strip() != "told":
+            assert child.poll() is None
+        child.send_signal(signal.SIGKILL)
+
+
+def test_what_was_told_survives_a_kill(tmp_path: Path) -> None:
+    """kill -9 right after the result was reported: it is there, and the run that was under way is known."""
+    killed(tmp_path, "after")
+    box = Outbox(tmp_path)
+    found = box.begin()
+    assert [row[0] for row in found.rows] == [LineRef("job", 0, 1)]
+    assert found.incarnation == 2
+    assert found.ran == (LineRef("job", 1, 1),)
+    assert box.begin().ran == ()
+    box.close()
+
+
+def test_control_what_is_told_before_the_commit_is_lost(tmp_path: Path) -> None:
+    """The control of D1: speak inside the transaction, and a kill at that moment loses what was told."""
+    killed(tmp_path, "before")
+    box = Outbox(tmp_path)
+    assert box.begin().rows == ()
+    box.close()
+
+
+def test_a_commit_with_a_result_is_synced_and_one_without_is_not(box: Outbox) -> None:
+    """The sync is what gates DONE; the running set is evidence only and costs no sync."""
+    found = box.begin()
+    ran: list[str] = []
+    box._connection.set_trace_callback(ran.append)
+    box.write([do.NoteRunning((LineRef("job", 0, 1),))], found.incarnation)
+    assert "PRAGMA synchronous=NORMAL" in ran
+    ran.clear()
+    box.write([do.Save(outcome(0), "s")], found.incarnation)
+    assert ran.index("PRAGMA synchronous=FULL") < ran.index("BEGIN IMMEDIATE") < ran.index("COMMIT")
+    assert box._connection.execute("PRAGMA synchronous").fetchone()[0] == 2
+
+
+def test_the_incarnation_only_grows_and_the_name_stays(tmp_path: Path) -> None:
+    """A container restarts with the same host name and pid: it is the same worker, in a later run."""
+    runs = []
+    for _ in range(3):
+        box = Outbox(tmp_path)
+        runs.append(box.begin())
+        box.close()
+    assert [run.incarnation for run in runs] == [1, 2, 3]
+    assert len({run.worker for run in runs}) == 1
+
+
+def test_results_are_read_back_from_memory_or_disk(box: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More results than the cache holds: each comes back as it was stored."""
+    monkeypatch.setattr(limits, "OUTBOX_CACHE_MAX_BYTES", 20)
+    found = box.begin()
+    many = [outcome(index, b"%010d" % index) for index in range(5)]
+    box.write([do.Save(one, "s") for one in many], found.incarnation)
+    assert box.read([one.ref for one in many]) == many
+    assert box._cached_bytes <= 20
+    with pytest.raises(InvariantError):
+        box.read([LineRef("job", 99, 1)])
+
+
+def test_rows_leave_only_when_told_to(box: Outbox) -> None:
+    """Acknowledged ones go; refused ones are kept aside and not offered again; of each store its own are known."""
+    found = box.begin()
+    box.write([do.Save(outcome(index), "s" if index < 3 else "t") for index in range(4)], found.incarnation)
+    box.write([do.Discard((LineRef("job", 0, 1),)), do.SetAside(LineRef("job", 1, 1), "why")], found.incarnation)
+    assert [(row[0].index, row[1]) for row in box.rows()] == [(2, "s"), (3, "t")]
+    assert box.begin().aside == 1
+
+
+def test_a_full_disk_writes_nothing_and_says_so(box: Outbox) -> None:
+    """D6: all or nothing; what did not fit is tried again and then fits."""
+    found = box.begin()
+    pages = box._connection.execute("PRAGMA page_count").fetchone()[0]
+    box._connection.execute(f"PRAGMA max_page_count={pages + 2}")
+    effects: list[do.Save | do.Discard | do.SetAside | do.NoteRunning] = [
+        do.Save(outcome(0), "s"), do.Save(outcome(1, b"x" * 100_000), "s"),
+    ]  # fmt: skip
+    with pytest.raises(OutboxBlocked, match="full"):
+        box.write(effects, found.incarnation)
+    assert box.rows() == []
+    box._connection.execute("PRAGMA max_page_count=1000000")
+    box.write(effects, found.incarnation)
+    assert len(box.rows()) == 2
+
+
+def test_a_damaged_outbox_is_refused_in_words(tmp_path: Path) -> None:
+    """D6: a truncated file: say which file and what to do, and touch nothing."""
+    (tmp_path / "outbox.db").write_bytes(b"this is not a database, but it is long enough to look at" * 100)
+    with pytest.raises(RefusedError, match=r"outbox\.db"):
+        Outbox(tmp_path)
+
+
+def test_a_newer_outbox_is_refused_by_name(tmp_path: Path) -> None:
+    """A worker was downgraded: it must not guess at rows it does not know."""
+    Outbox(tmp_path).close()
+    connection = sqlite3.connect(tmp_path / "outbox.db")
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(RefusedError, match="newer"):
+        Outbox(tmp_path)
+
+
+def test_tidying_changes_no_row(box: Outbox) -> None:
+    """Idle: the log is folded in."""
+    found = box.begin()
+    box.write([do.Save(outcome(0), "s")], found.incarnation)
+    box.tidy()
+    assert len(box.rows()) == 1
+    assert box.wal_bytes >= 0

@@ -1,0 +1,208 @@
+"""What a body may ask for: everything is obeyed or refused by name, nothing is ignored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from common import limits
+from common.messages import LineRef
+from worker.request_rules import COMPLETIONS_MAX_TOKENS_DEFAULT, OFF, RequestError, Serving, read, sampling
+from worker.responses import CHAT_URL, COMPLETIONS_URL
+from worker.structures import Sampling
+
+REF = LineRef("11111111-1111-4111-8111-111111111111", 3, 1)
+SERVING = Serving("m", 100, 1000, (2,))
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(prompt_tokens: int = 10, **fields: Any) -> Sampling:
+    body = json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode()
+    return sampling(read(REF, CHAT_URL, body, SERVING), prompt_tokens, SERVING)
+
+
+def completion(prompt_tokens: int = 10, **fields: Any) -> Sampling:
+    body = json.dumps({"model": "m", "prompt": "hi", **fields}).encode()
+    return sampling(read(REF, COMPLETIONS_URL, body, SERVING), prompt_tokens, SERVING)
+
+
+def refusal(make: Any, **fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        make(**fields)
+    return caught.value
+
+
+def test_what_is_asked_for_is_what_is_done() -> None:
+    """All supported parameters at once."""
+    found = chat(temperature=0.5, top_p=0.9, top_k=7, seed=42, max_tokens=5, stop=["a", "b"], n=1, stream=False)
+    assert found == Sampling(5, 0.5, 0.9, 7, 42, ("a", "b"), (2,))
+
+
+def test_absent_parameters_are_what_the_service_documents() -> None:
+    """Temperature 1, no nucleus, and all of the context that is left for a chat; 16 tokens for a completion."""
+    found = chat()
+    assert (found.temperature, found.top_p, found.top_k, found.max_tokens) == (1.0, 1.0, 0, 90)
+    assert completion().max_tokens == COMPLETIONS_MAX_TOKENS_DEFAULT
+    assert completion(prompt_tokens=95).max_tokens == 5
+    assert chat(temperature=None, max_tokens=None, stop=None, tools=None).max_tokens == 90
+
+
+def test_a_line_without_seed_has_one_of_its_own() -> None:
+    """The same answer when it runs again after a death, another one than its neighbour's."""
+    body = json.dumps({"model": "m", "messages": MESSAGES}).encode()
+    again = read(LineRef(REF.job, 3, 2), CHAT_URL, body, SERVING)
+    neighbour = read(LineRef(REF.job, 4, 1), CHAT_URL, body, SERVING)
+    assert again.seed == chat().seed != neighbour.seed
+
+
+def test_the_newer_name_of_max_tokens_counts() -> None:
+    """max_completion_tokens; both are fine only if they agree."""
+    assert chat(max_completion_tokens=7).max_tokens == 7
+    assert chat(max_completion_tokens=7, max_tokens=7).max_tokens == 7
+    assert refusal(chat, max_completion_tokens=7, max_tokens=8).code == "invalid_value"
+    assert refusal(completion, max_completion_tokens=7).code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"temperature": -0.1}, "invalid_value", "temperature"),
+        ({"temperature": 2.1}, "invalid_value", "temperature"),
+        ({"temperature": "hot"}, "invalid_type", "temperature"),
+        ({"temperature": True}, "invalid_type", "temperature"),
+        ({"top_p": 1.5}, "invalid_value", "top_p"),
+        ({"top_k": -2}, "invalid_value", "top_k"),
+        ({"top_k": 1.5}, "invalid_type", "top_k"),
+        ({"seed": 2**63}, "invalid_value", "seed"),
+        ({"max_tokens": 0}, "invalid_value", "max_tokens"),
+        ({"max_tokens": -5}, "invalid_value", "max_tokens"),
+        ({"max_tokens": 1.0}, "invalid_type", "max_tokens"),
+        ({"max_tokens": 10**30}, "invalid_value", "max_tokens"),
+        ({"max_tokens": 91}, "context_length_exceeded", "messages"),
+        ({"max_tokens": 10**9}, "context_length_exceeded", "messages"),
+        ({"prompt_tokens": 100}, "context_length_exceeded", "messages"),
+        ({"prompt_tokens": 0}, "empty_prompt", "prompt"),
+        ({"stop": 5}, "invalid_type", "stop"),
+        ({"stop": ["a", 5]}, "invalid_type", "stop"),
+        ({"stop": ""}, "invalid_value", "stop"),
+        ({"stop": ["x"] * (limits.STOP_STRINGS_MAX_COUNT + 1)}, "invalid_value", "stop"),
+        ({"n": 2}, "unsupported_parameter", "n"),
+        ({"n": True}, "unsupported_parameter", "n"),
+        ({"stream": True}, "unsupported_parameter", "stream"),
+        ({"logprobs": True}, "unsupported_parameter", "logprobs"),
+        ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
+        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"logit_bias": {"5": 1}}, "unsupported_parameter", "logit_bias"),
+        ({"presence_penalty": 0.5}, "unsupported_parameter", "presence_penalty"),
+        ({"frequency_penalty": 1}, "unsupported_parameter", "frequency_penalty"),
+        ({"max_token": 5}, "unsupported_parameter", "max_token"),
+        ({"prompt": "hi"}, "unsupported_parameter", "prompt"),
+        ({"model": ""}, "missing_required", "model"),
+        ({"messages": []}, "missing_messages", "messages"),
+        ({"messages": "hi"}, "missing_messages", "messages"),
+        ({"messages": ["hi"]}, "invalid_type", "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "invalid_type", "messages[0].content"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "unsupported_parameter", "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "invalid_unicode", "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "unsupported_parameter",
+            "messages[0].content",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
+            "unsupported_parameter",
+            "messages[0].tool_calls",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_met_is_refused_by_name(fields: dict[str, Any], code: str, param: str) -> None:
+    """A user who asked for it must not get an answer that ignored it."""
+    found = refusal(chat, **fields)
+    assert (found.code, found.param, found.status_code) == (code, param, 400)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, off in OFF.items() for value in off])
+def test_a_parameter_that_is_off_is_no_reason_to_refuse(name: str, value: Any) -> None:
+    """Clients write out defaults."""
+    assert chat(**{name: value}).max_tokens == 90
+
+
+def test_a_context_that_is_too_short_says_its_numbers() -> None:
+    """A7: refused at once, with the arithmetic."""
+    words = refusal(chat, prompt_tokens=60, max_tokens=50).message
+    assert "100 tokens" in words
+    assert "110 tokens (60 in the messages, 50 in the completion)" in words
+
+
+def test_another_model_is_not_found() -> None:
+    """A line for another worker's model."""
+    found = refusal(chat, model="other")
+    assert (found.code, found.status_code) == ("model_not_found", 404)
+
+
+def test_an_empty_nucleus_is_the_likeliest_token() -> None:
+    """top_p 0 is allowed by the service."""
+    assert (chat(top_p=0).temperature, chat(top_p=0).top_p) == (0.0, 1.0)
+    assert chat(top_k=-1).top_k == 0
+    assert chat(seed=-1).seed >= 0
+
+
+def test_text_parts_and_the_newer_system_role_are_understood() -> None:
+    """What current clients send."""
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "name": "ann", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    ]
+    asked = read(REF, CHAT_URL, json.dumps({"model": "m", "messages": messages}).encode(), SERVING)
+    assert asked.messages == (
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "ab", "name": "ann"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "ids"),
+    [("hi", "hi", None), (["hi"], "hi", None), ([1, 2], None, (1, 2)), ([[1, 2]], None, (1, 2))],
+)
+def test_a_prompt_is_text_or_token_ids(prompt: Any, text: str | None, ids: tuple[int, ...] | None) -> None:
+    """Both forms of the legacy interface, one prompt a line."""
+    asked = read(REF, COMPLETIONS_URL, json.dumps({"model": "m", "prompt": prompt}).encode(), SERVING)
+    assert (asked.prompt, asked.prompt_ids) == (text, ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        (None, "missing_prompt"),
+        (5, "invalid_type"),
+        (["a", "b"], "unsupported_parameter"),
+        ([[1], [2]], "unsupported_parameter"),
+        ([1, 1000], "invalid_value"),
+        ([-1], "invalid_value"),
+        ([True], "invalid_value"),
+    ],
+)
+def test_a_prompt_that_is_none_is_refused(prompt: Any, code: str) -> None:
+    """Several prompts in a line would need several choices; a token id must be one."""
+    assert refusal(completion, prompt=prompt).code == code
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[1]", b"{", b'{"a": NaN}', b"\xff{}", b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"]
+)
+def test_a_body_that_is_no_object_fails_alone(body: bytes) -> None:
+    """Whatever the bytes are, they cost their own line and nothing else."""
+    with pytest.raises(RequestError) as caught:
+        read(REF, CHAT_URL, body, SERVING)
+    assert caught.value.code in ("invalid_json", "missing_required")
+
+
+def test_an_address_that_is_not_served_is_refused() -> None:
+    """An embeddings job on a worker that generates."""
+    with pytest.raises(RequestError) as caught:
+        read(REF, "/v1/embeddings", b"{}", SERVING)
+    assert caught.value.code == "invalid_url"

@@ -1,0 +1,63 @@
+"""Bodies as users of the service know them."""
+
+from __future__ import annotations
+
+import json
+
+from common.messages import LineRef
+from worker import responses
+from worker.structures import Finished, Request, Sampling
+
+REF = LineRef("11111111-1111-4111-8111-111111111111", 3, 2)
+
+
+def finished(url: str, reason: str = "stop", text_chars: int | None = None) -> Finished:
+    return Finished(Request(REF, url, "m", 7, Sampling(5)), (1, 2, 3), reason, text_chars=text_chars)
+
+
+def test_a_chat_answer_has_all_its_fields() -> None:
+    """What the official client's types require."""
+    outcome = responses.answered(finished(responses.CHAT_URL), "hi — é", 1700000000.9, "fp_x")
+    body = json.loads(outcome.body)
+    assert (outcome.status, outcome.status_code, outcome.prompt_tokens, outcome.completion_tokens) == ("ok", 200, 7, 3)
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "hi — é", "refusal": None}
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    assert (body["created"], body["model"], body["system_fingerprint"]) == (1700000000, "m", "fp_x")
+    assert body["id"].startswith("chatcmpl-")
+
+
+def test_a_completion_has_text() -> None:
+    """The legacy interface."""
+    body = json.loads(responses.answered(finished(responses.COMPLETIONS_URL, "length"), "hi", 0, "").body)
+    assert (body["object"], body["choices"][0]["text"]) == ("text_completion", "hi")
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["system_fingerprint"] is None
+
+
+def test_an_answer_ends_where_its_stop_string_begins() -> None:
+    """The stop string starts in the middle of a token."""
+    body = json.loads(responses.answered(finished(responses.CHAT_URL, text_chars=4), "abcdEND", 0, "").body)
+    assert body["choices"][0]["message"]["content"] == "abcd"
+
+
+def test_a_failure_says_code_and_parameter() -> None:
+    """A line's own fault, and one of ours."""
+    mine = json.loads(responses.failed(REF, 400, "invalid_value", "words", "n").body)["error"]
+    assert mine == {"message": "words", "type": "invalid_request_error", "param": "n", "code": "invalid_value"}
+    ours = responses.failed(REF, 500, "engine_error", "words")
+    assert json.loads(ours.body)["error"]["type"] == "server_error"
+    assert (ours.status, ours.status_code) == ("failed", 500)
+
+
+def test_a_body_is_one_line_of_json_whatever_the_text() -> None:
+    """Half characters and line ends in a model's answer must not break an output file."""
+    outcome = responses.answered(finished(responses.CHAT_URL), "a\nb\u2028c\ud800", 0, "")
+    assert b"\n" not in outcome.body
+    assert json.loads(outcome.body)["choices"][0]["message"]["content"].startswith("a\nb\u2028c")
+
+
+def test_a_cancelled_line_has_no_body() -> None:
+    """It is answered all the same."""
+    assert responses.cancelled(REF) == responses.Outcome(REF, "cancelled", 0, 0, 0, b"")

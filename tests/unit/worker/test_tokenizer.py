@@ -1,0 +1,115 @@
+"""Lines to requests and results to bodies, on a thread of its own."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from common.messages import LineRef
+from worker import tokenizer
+from worker.echo_engine import EchoCodec
+from worker.request_rules import RequestError, Serving
+from worker.structures import Finished, Outcome, Prepared, Request, Sampling, TokenizeJob
+from worker.tokenizer import Preparer
+
+
+class Clock:
+    def monotonic(self) -> float:
+        return 0.0
+
+    def wall(self) -> float:
+        return 1_700_000_000.0
+
+
+class Codec(EchoCodec):
+    """Counts calls; its template refuses one word."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, bool]] = []
+
+    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
+        if messages[-1]["content"] == "refuse":
+            raise RequestError("chat_template_error", "roles must alternate", "messages")
+        return super().chat_text(messages)
+
+    def encode(self, texts: Sequence[str], special: bool) -> list[Sequence[int]]:
+        self.calls.append((len(texts), special))
+        return super().encode(texts, special)
+
+
+def job(index: int, url: str = "/v1/chat/completions", **body: Any) -> TokenizeJob:
+    fields = {"model": "m", **body}
+    return TokenizeJob(LineRef("job", index, 1), url, json.dumps(fields).encode())
+
+
+def say(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture
+def codec() -> Codec:
+    return Codec()
+
+
+@pytest.fixture
+def preparer(codec: Codec) -> Preparer:
+    return Preparer(codec, Serving("m", 50, 256, ()), "fp_x", Clock())
+
+
+def test_a_batch_is_encoded_in_one_call_and_comes_back_in_order(preparer: Preparer, codec: Codec) -> None:
+    """The interpreter lock is given away once for all of them; bad ones fail alone among good ones."""
+    jobs = [
+        job(0, messages=say("hello")),
+        job(1, messages=say("refuse")),
+        job(2, "/v1/completions", prompt="abc"),
+        job(3, "/v1/completions", prompt=[1, 2]),
+        job(4, messages=say("x" * 60)),
+        job(5, messages=say("bye"), n=3),
+        job(6, messages=say("bye")),
+    ]
+    found = preparer.prepare(jobs)
+    kinds = [type(one).__name__ for one in found]
+    assert kinds == ["Prepared", "Outcome", "Prepared", "Prepared", "Outcome", "Outcome", "Prepared"]
+    assert codec.calls == [(1, True), (3, False)]
+    first, third = found[0], found[3]
+    assert isinstance(first, Prepared)
+    assert isinstance(third, Prepared)
+    assert first.token_ids.tolist() == list(b"hello")
+    assert first.request.prompt_tokens == 5
+    assert third.token_ids.tolist() == [1, 2]
+    too_long = found[4]
+    assert isinstance(too_long, Outcome)
+    assert json.loads(too_long.body)["error"]["code"] == "context_length_exceeded"
+    assert too_long.prompt_tokens == 60
+
+
+@pytest.mark.parametrize(("reason", "status"), [("stop", "ok"), ("length", "ok"), ("cancelled", "cancelled"), ("failed", "failed")])  # fmt: skip
+def test_every_end_of_a_request_becomes_a_result(preparer: Preparer, reason: str, status: str) -> None:
+    """Whatever the engine says, the line is answered."""
+    request = Request(LineRef("job", 0, 1), "/v1/chat/completions", "m", 5, Sampling(9))
+    outcome = preparer.answer([Finished(request, tuple(b"hi"), reason, "why")])[0]
+    assert (outcome.ref, outcome.status, outcome.prompt_tokens) == (request.ref, status, 5)
+
+
+def test_lines_wait_for_the_model_and_are_then_prepared_in_order(preparer: Preparer) -> None:
+    """A broker's batch that crosses the end of loading."""
+    work: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    results: list[Any] = []
+    thread = threading.Thread(target=tokenizer.serve, args=(work, results.extend))
+    thread.start()
+    for index in range(150):
+        work.put(job(index, messages=say("a")))
+    work.put(preparer)
+    for index in range(150, 300):
+        work.put(job(index, messages=say("a")))
+    while len(results) < 300:
+        threading.Event().wait(0.01)
+    work.put(tokenizer.Stop())
+    thread.join(10)
+    assert not thread.is_alive()
+    assert [one.request.ref.index for one in results] == list(range(300))
