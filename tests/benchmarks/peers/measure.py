@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import logging
 import statistics
@@ -22,12 +23,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import witness
-from celery_peer import CeleryPeer
-from dask_peer import DaskPeer
 from home import Home
-from jetstream_peer import JetStreamPeer
 
-PEERS: dict[str, Any] = {"celery": CeleryPeer, "jetstream": JetStreamPeer, "dask": DaskPeer}
+PEERS = {"celery": "CeleryPeer", "jetstream": "JetStreamPeer", "dask": "DaskPeer"}
+"""Each in a module named after it; loaded when it is its turn, since they import what only their venv holds."""
 BODY_BYTES = 200
 BROKER_AWAY_S = 3.0
 QUIET_S = 45.0
@@ -62,7 +61,15 @@ def main() -> int:
     home = Home(Path(raw["python"]), Path(raw["nats_server"]), raw["redis_server"], raw["redis_libraries"])
     rows = []
     for key in asked.only.split(","):
-        rows.append(measure(PEERS[key], home, asked.tasks, asked.singles, asked.kill_tasks))
+        rows.append(
+            measure(
+                getattr(importlib.import_module(f"{key}_peer"), PEERS[key]),
+                home,
+                asked.tasks,
+                asked.singles,
+                asked.kill_tasks,
+            )
+        )
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     print(json.dumps({"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "peers": rows}))
     return 0
@@ -76,21 +83,20 @@ def measure(kind: Any, home: Home, tasks: int, singles: int, kill_tasks: int) ->
         "settings": kind.settings,
         "body_bytes": BODY_BYTES,
     }
-    row |= _with(kind, home, lambda peer, _: speed(peer, tasks))
-    row |= _with(kind, home, lambda peer, _: latency(peer, singles))
+    row |= _with(kind, home, False, lambda peer, _: speed(peer, tasks))
+    row |= _with(kind, home, False, lambda peer, _: latency(peer, singles))
     if kill_tasks:
         for which in ("broker", "worker"):
             row[f"{which}_killed"] = _with(
-                kind, home, lambda peer, seen, which=which: kill(peer, seen, which, kill_tasks)
+                kind, home, True, lambda peer, seen, which=which: kill(peer, seen, which, kill_tasks)
             )
     return row
 
 
-def _with(kind: Any, home: Home, use: Callable[[Peer, Path], dict[str, Any]]) -> dict[str, Any]:
+def _with(kind: Any, home: Home, watched: bool, use: Callable[[Peer, Path], dict[str, Any]]) -> dict[str, Any]:
+    """What ``use`` finds with a fresh broker; ``watched`` has the work write its witness, which costs time."""
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         seen = Path(folder) / "witness"
-        # only a kill row looks at the witness; writing it would slow the others down
-        watched = use.__code__.co_argcount > 2
         peer = kind(home, Path(folder), {witness.VARIABLE: str(seen)} if watched else {})
         try:
             peer.start_broker()
