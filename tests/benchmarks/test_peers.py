@@ -1,4 +1,4 @@
-"""What the peers' kill rows count, held to peers made up here: one that loses, one that runs twice, one that does not.
+"""What the peers' kill rows count, held to peers made up here: one loses, one runs twice, one does neither."""
 
 from __future__ import annotations
 
