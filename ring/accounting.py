@@ -171,13 +171,17 @@ class Accounting:
 
         ``tokens`` are pending and ``items`` unresolved from here on.
         """
-        placement = self.fit(length, urgent=urgent)
-        if placement is None:
-            return None
-        position, padding, skipped = placement
+        live = self._live
+        position, padding, skipped = self._taken, 0, 0
+        room = self.capacity_bytes - position % self.capacity_bytes
+        if length > room or length > self.capacity_bytes - position + self._returned or len(live) >= self.batch_entries:
+            placement = self.fit(length, urgent=urgent)  # all but the common case, which is decided as there
+            if placement is None:
+                return None
+            position, padding, skipped = placement
         sequence = self._next
         self._next = sequence + 1
-        self._live.append((sequence, length, padding, tokens))
+        live.append((sequence, length, padding, tokens))
         self._taken = position + length
         self._held += length + padding
         self._tokens_pending += tokens
@@ -204,12 +208,7 @@ class Accounting:
         if not live or live[0][0] != sequence:
             oldest = live[0][0] if live else "none"
             raise InvariantError(f"entry {sequence} was given back while the oldest live one is {oldest}")
-        _, length, padding, tokens = live.popleft()
-        freed = self._freed_by(length, padding)
-        self._returned += freed
-        self._held -= length + padding
-        self._padding_live -= padding
-        self._tokens_pending -= tokens
+        freed = self._free(*live.popleft())
         self._check()
         return freed
 
@@ -223,10 +222,18 @@ class Accounting:
         count = (word - oldest + 1) & WORD_MASK
         if count > len(live):
             raise InvariantError(f"the consumed word {word} is outside of the {len(live)} live entries from {oldest}")
-        give_back = self.give_back
-        for sequence in range(oldest, oldest + count):
-            give_back(sequence)
+        for _ in range(count):
+            self._free(*live.popleft())
+        self._check()
         return count
+
+    def _free(self, sequence: int, length: int, padding: int, tokens: int) -> int:
+        freed = self._freed_by(length, padding)
+        self._returned += freed
+        self._held -= length + padding
+        self._padding_live -= padding
+        self._tokens_pending -= tokens
+        return freed
 
     def _freed_by(self, length: int, padding: int) -> int:
         """What giving an entry back frees: the one line whose second half the published failure lacked."""

@@ -35,8 +35,10 @@ class Consumer:
         return self._handover.take()
 
     def await_doorbell(self, stream: int | None, entry: Entry) -> None:
-        """What ``stream`` does from here on sees the entry's payload. Never a wait for something that may not come:
-        raises ``InvariantError`` unless the entry was taken, and so published.
+        """What ``stream`` does from here on sees the payload of the entry and of all before it.
+
+        Never a wait for something that may not come: raises ``InvariantError`` unless the entry was taken, and so
+        published.
         """
         if not self._handover.is_taken(entry.sequence):
             raise InvariantError(f"stream would wait for entry {entry.sequence}, which nobody took")
