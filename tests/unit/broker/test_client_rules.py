@@ -1,0 +1,96 @@
+"""What a client says about jobs: exit codes, tables, amounts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker import client_rules as rules
+from common import errors, messages
+
+JOB = messages.JobInfo(
+    7, "3f0c1c1e-9d1b-4c63-8a5e-0c2f6f1f9a77", "n", "in_progress", 9, 3, 1, 2, 3, 0, 10, 20, 1, 1, 0, 0, "", 9
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "failed", "code"),
+    [
+        ("completed", 0, 0), ("completed", 1, 1), ("failed", 0, 4), ("failed", 3, 4), ("cancelled", 0, 5),
+        ("expired", 2, 5), ("validating", 0, 6), ("in_progress", 1, 6), ("finalizing", 0, 6), ("cancelling", 0, 6),
+    ],
+)  # fmt: skip
+def test_every_status_has_its_exit_code(status: str, failed: int, code: int) -> None:
+    """`completed` with every line failed must not read as success."""
+    assert rules.job_exit_code(dataclasses.replace(JOB, status=status, failed=failed)) == code
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (2, errors.UsageError), (3, errors.UnreachableError), (4, errors.RefusedError), (5, errors.CancelledError),
+        (6, errors.NotFinishedError), (70, errors.InvariantError), (1, errors.InvariantError),
+    ],
+)  # fmt: skip
+def test_a_code_becomes_the_error_that_carries_it(code: int, kind: type[Any]) -> None:
+    """The broker's word decides the exit code; a code without a meaning is a bug of ours."""
+    failure = rules.error_for(code, "words")
+    assert type(failure) is kind
+    assert failure.exit_code in (code, 70)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_job_id_or_a_usage_error(text: str) -> None:
+    """A typing error is told before anybody is asked."""
+    try:
+        assert rules.checked_job(text) == text.strip().lower()
+    except errors.UsageError:
+        return
+
+
+def test_a_job_id_may_be_pasted_in_capitals_with_blanks() -> None:
+    assert rules.checked_job(f" {JOB.job.upper()} ") == JOB.job
+
+
+def test_json_has_every_field_but_the_number_of_the_request() -> None:
+    """Scripts depend on the names."""
+    plain = rules.as_json(JOB)
+    assert set(plain) == {field.name for field in dataclasses.fields(JOB)} - {"request"}
+
+
+def test_a_job_in_one_line_says_what_matters_now() -> None:
+    """What failed, what waits and why; nothing that is zero and means nothing."""
+    text = rules.sentence(dataclasses.replace(JOB, reason="no worker is connected"))
+    assert "3 of 9 lines completed, 1 failed, 2 running, 3 waiting" in text
+    assert text.endswith("(no worker is connected)")
+    assert "9 lines read" in rules.sentence(dataclasses.replace(JOB, status="validating"))
+    assert "running" not in rules.sentence(dataclasses.replace(JOB, status="completed"))
+
+
+@given(st.lists(st.tuples(st.text("ab ", max_size=5), st.integers(0, 10**6).map(str)), min_size=1, max_size=6))
+def test_columns_are_aligned(rows: list[tuple[str, str]]) -> None:
+    """Numbers end at one column, whatever their length."""
+    lines = rules.aligned([("NAME", "COUNT"), *rows])
+    assert len(lines) == len(rows) + 1
+    assert len({len(line) for line in lines}) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "unit", "text"),
+    [
+        (3, "lines", "3 lines"), (1234567, "lines", "1,234,567 lines"), (2.5, "lines", "2.5 lines"),
+        (512, "bytes", "512 B"), (1536, "bytes", "1.5 KiB"), (200 * 1024**2, "bytes", "200 MiB"),
+        (5 * 1024**4, "bytes", "5120 GiB"),
+    ],
+)  # fmt: skip
+def test_amounts(count: float, unit: str, text: str) -> None:
+    assert rules.amount(count, unit) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(-1, "0 s"), (7.4, "7 s"), (187, "3:07"), (3723, "1:02:03")])
+def test_durations(seconds: float, text: str) -> None:
+    assert rules.duration(seconds) == text
