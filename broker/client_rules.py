@@ -155,9 +155,17 @@ def duration(seconds: float) -> str:
 def amount(count: float, unit: str) -> str:
     """``count`` of ``unit`` in words; bytes in the largest binary unit that keeps the number at 1 or more."""
     if unit != "bytes":
-        return f"{count:,.0f} {unit}" if count >= 10 or count == int(count) else f"{count:.1f} {unit}"
+        noun = unit.removesuffix("s") if count == 1 else unit
+        return f"{count:,.0f} {noun}" if count >= 10 or count == int(count) else f"{count:.1f} {noun}"
     for name in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or name == "GiB":
             break
         count /= 1024
     return f"{count:.0f} {name}" if name == "B" or count >= 100 else f"{count:.1f} {name}"
+
+
+def done_of(done: float, total: float, unit: str) -> str:
+    """``3 of 10 lines``, ``1.5 MiB of 2 GiB``; ``total`` 0 for not known."""
+    if not total:
+        return amount(done, unit)
+    return f"{amount(done, unit) if unit == 'bytes' else f'{done:,.0f}'} of {amount(total, unit)}"

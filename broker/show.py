@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-from broker.client_rules import amount, duration
+from broker.client_rules import amount, done_of, duration
 from common.clock import Clock, SystemClock
 
 FIRST_S = 1.0
@@ -70,9 +70,8 @@ class _Count(ProgressColumn):
     """How much of how much."""
 
     def render(self, task: Task) -> Text:
-        if not task.total:
-            return Text(amount(task.completed, task.fields["unit"]) if task.completed else "")
-        return Text(f"{amount(task.completed, task.fields['unit'])} of {amount(task.total, task.fields['unit'])}")
+        known = task.completed or task.total
+        return Text(done_of(task.completed, task.total or 0, task.fields["unit"]) if known else "")
 
 
 class Bars:
@@ -150,7 +149,7 @@ class PlainLines:
             return
         self._next, self._told = now + EVERY_S, done
         rate = (done - self._first) / max(now - self._first_at, 1e-9)
-        parts = [amount(done, self._unit) + (f" of {amount(self._total, self._unit)}" if self._total else "")]
+        parts = [done_of(done, self._total, self._unit)]
         if rate > 0:
             parts.append(f"{amount(rate, self._unit)}/s")
             if self._total:
