@@ -29,7 +29,7 @@ class Inbox:
         self._items.append(item)
         if not self._rung:
             self._rung = True
-            with contextlib.suppress(BlockingIOError):  # full of bytes: it is awake already
+            with contextlib.suppress(OSError):  # full of bytes: it is awake already; closed: nobody sleeps any more
                 self._ring.send(b"!")
 
     def drain(self) -> list[object]:

@@ -326,6 +326,7 @@ class Worker:
         self._close(False)
         self._context.term()  # waits for the last frames, as long as the closed socket lingers
         self.outbox.close()
+        self.inbox.close()
         self.slot.release()
 
     def still_running(self) -> list[str]:

@@ -28,8 +28,13 @@ RING_BYTES = 1 << 20
 class Rig:
     """One worker's machine. ``said`` holds (endpoint, message) of everything that left."""
 
-    def __init__(self, brokers: tuple[str, ...] = ("tcp://a:1",), rows: dict[LineRef, tuple[Outcome, str]] | None = None,
-                 incarnation: int = 1, chance: float = 1.0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        brokers: tuple[str, ...] = ("tcp://a:1",),
+        rows: dict[LineRef, tuple[Outcome, str]] | None = None,
+        incarnation: int = 1,
+        chance: float = 1.0,
+    ) -> None:
         self.now = 100.0
         self.disk: dict[LineRef, tuple[Outcome, str]] = dict(rows or {})
         self.aside: dict[LineRef, str] = {}

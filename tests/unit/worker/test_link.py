@@ -1,4 +1,4 @@
-"""The worker's connection over real sockets: keys that do not fit are told within seconds, frames are whole or refused."""
+"""The worker's connection over real sockets: keys that do not fit are told in words, frames are whole or refused."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_work_of_another_fence_is_dropped_and_counted(rig: Any, line: Line, fiel
 
 
 def test_control_without_the_fence_check_a_stale_batch_is_run(rig: Any, line: Line) -> None:
-    """The control of S4: the same batch, told as if its fence were the session's, is taken. The check above can fail."""
+    """The control of S4: the same batch, told as if its fence were the session's, is taken."""
     rig.up()
     rig.session.fence = stale = Fence(rig.fence.store_id, 9, 1, 1)
     rig.hear(wire.Batch(stale, 1, (wire.BatchLine(line(0), "/v1/chat/completions", 2, b"{}"),)))
@@ -262,7 +262,7 @@ def test_long_lists_travel_in_pages_both_ways(rigs: Any, line: Line) -> None:
 
 
 def test_rows_of_another_store_are_never_sent_and_kept(rigs: Any, line: Line) -> None:
-    """The broker's store was recreated: what belongs to the old one stays, and its HELLO is for it again if it returns."""
+    """The broker's store was recreated: what belongs to the old one stays, and is claimed again if that one returns."""
     rig = rigs(rows={line(0): (Outcome(line(0), "ok", 200, 1, 1, b"{}"), "store-old")})
     rig.tick()
     rig.tell(on.LinkReady())

@@ -88,7 +88,9 @@ def test_a_batch_is_encoded_in_one_call_and_comes_back_in_order(preparer: Prepar
     assert too_long.prompt_tokens == 60
 
 
-@pytest.mark.parametrize(("reason", "status"), [("stop", "ok"), ("length", "ok"), ("cancelled", "cancelled"), ("failed", "failed")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reason", "status"), [("stop", "ok"), ("length", "ok"), ("cancelled", "cancelled"), ("failed", "failed")]
+)
 def test_every_end_of_a_request_becomes_a_result(preparer: Preparer, reason: str, status: str) -> None:
     """Whatever the engine says, the line is answered."""
     request = Request(LineRef("job", 0, 1), "/v1/chat/completions", "m", 5, Sampling(9))

@@ -1,4 +1,4 @@
-"""What becomes of each line a worker holds (D1, D2, D4): one result, durable before it is told, gone when acknowledged."""
+"""What becomes of each line a worker holds (D1, D2, D4): one result, durable before it is told, then gone."""
 
 from __future__ import annotations
 
