@@ -1,0 +1,173 @@
+"""What clients get to see: output lines exactly as the format says, pages, pieces, and the audit of D4."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.answers import answer
+from broker.effects import EndAttempt, Query, SaveJob, StoreResult
+from common import limits, messages
+from tests.unit.broker.kit import JOB, NOW, log_in
+from tests.unit.broker.shell_kit import Disk, good_line
+
+BODY = b'{"choices":[]}'
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    one = Disk(tmp_path)
+    data = b"".join(good_line(number) for number in range(4)) + b"{\n"
+    one.check(one.sealed(data, lenient=True))
+    yield one
+    one.close()
+
+
+def ask(disk: Disk, message: Any, user: str = "", admin: bool = False) -> Any:
+    return answer(disk.store, disk.state, Query(b"c", user, admin, message), NOW.mono)
+
+
+def store(disk: Disk, *results: StoreResult) -> None:
+    job = disk.state.jobs[JOB]
+    with disk.store.turn():
+        disk.store.apply(results)
+        job.completed += sum(one.kind == 0 for one in results)
+        job.failed += sum(one.kind == 1 for one in results)
+        disk.store.apply([SaveJob(job)])
+
+
+def ok(index: int, seq: int, body: bytes = BODY) -> StoreResult:
+    return StoreResult(1, index, 0, seq, 1, 200, "", "", 1, 1, "w", body, 1.0)
+
+
+def fetch(disk: Disk, which: str = "output") -> tuple[list[bytes], list[messages.Lines]]:
+    """All lines so far, as a client puts them together."""
+    offset, pages, lines, piece = 0, [], [], b""
+    while True:
+        page = ask(disk, messages.Fetch(1, JOB, which, offset))
+        pages.append(page)
+        if page.piece_more or piece:
+            piece += page.lines[0]
+            if not page.piece_more:
+                lines.append(piece)
+                piece = b""
+        else:
+            lines += page.lines
+        if page.next_offset == offset:
+            return lines, pages
+        assert page.next_offset > offset
+        offset = page.next_offset
+
+
+def test_output_lines_are_the_services(disk: Disk) -> None:
+    """ok, failed by its own fault, never ran: each exactly as the batch format has it."""
+    store(
+        disk, ok(2, 0), StoreResult(1, 0, 1, 1, 1, 400, "", "", 1, 0, "w", b'{"error":{"message":"too long"}}', 1.0),
+        StoreResult(1, 1, 1, 2, 0, 0, "batch_cancelled", "why", 0, 0, "", b"", 1.0),
+    )  # fmt: skip
+    (output,), _ = fetch(disk)
+    assert json.loads(output) == {
+        "id": f"batch_req_{JOB}-2", "custom_id": "c2",
+        "response": {"status_code": 200, "request_id": f"req_{JOB}-2-1", "body": {"choices": []}}, "error": None,
+    }  # fmt: skip
+    bad, failed, never = (json.loads(line) for line in fetch(disk, "error")[0])
+    assert bad["custom_id"] is None
+    assert bad["error"]["code"] == "invalid_json_line"
+    assert failed["response"]["status_code"] == 400
+    assert failed["response"]["body"]["error"]["message"] == "too long"
+    assert failed["error"] is None
+    assert never == {
+        "id": f"batch_req_{JOB}-1", "custom_id": "c1", "response": None,
+        "error": {"code": "batch_cancelled", "message": "why"},
+    }  # fmt: skip
+
+
+def test_lines_come_in_the_order_of_completion_and_by_pages(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that resumes asks from where it was; nothing is skipped or repeated."""
+    monkeypatch.setattr(limits, "FETCH_MAX_BYTES", 300)
+    store(disk, ok(3, 0), ok(1, 1), ok(0, 2))
+    lines, pages = fetch(disk)
+    assert [json.loads(line)["custom_id"] for line in lines] == ["c3", "c1", "c0"]
+    assert len(pages) > 2
+    assert not any(page.ended for page in pages)
+
+
+def test_a_long_line_comes_in_pieces(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result longer than a message may be, between two short ones."""
+    monkeypatch.setattr(limits, "PART_MAX_BYTES", 1000)
+    monkeypatch.setattr(limits, "FETCH_MAX_BYTES", 1000)
+    long = b'{"x":"' + b"y" * 4000 + b'"}'
+    store(disk, ok(0, 0), ok(1, 1, long), ok(2, 2))
+    lines, pages = fetch(disk)
+    assert [json.loads(line)["custom_id"] for line in lines] == ["c0", "c1", "c2"]
+    assert sum(page.piece_more for page in pages) == 4
+    assert all(len(page.lines) == 1 for page in pages if page.piece_more)
+
+
+def test_a_closed_job_says_that_nothing_follows(disk: Disk) -> None:
+    """``fetch`` knows when it has all."""
+    store(disk, *(ok(index, index) for index in range(4)))
+    job = disk.state.jobs.pop(JOB)
+    job.status = "completed"
+    with disk.store.turn():
+        disk.store.apply([SaveJob(job)])
+    page = ask(disk, messages.Fetch(1, JOB, "output", 0))
+    assert (len(page.lines), page.ended) == (4, True)
+    info = ask(disk, messages.AskStatus(1, JOB))
+    assert (info.status, info.total, info.completed, info.failed) == ("completed", 5, 4, 1)
+    audit = ask(disk, messages.AskAudit(1, JOB))
+    assert (audit.holds, audit.output_lines, audit.error_lines, audit.missing, audit.findings) == (True, 4, 1, 0, ())
+
+
+def test_the_audit_finds_what_is_wrong(disk: Disk) -> None:
+    """A line lost, a count that does not fit, wasted work: the audit says so from the store alone (D4)."""
+    store(disk, ok(0, 0))
+    with disk.store.turn():
+        disk.store.apply([EndAttempt(1, 1, 1, "w", "known", 1.0)])
+    audit = ask(disk, messages.AskAudit(1, JOB))
+    assert (audit.holds, audit.missing, audit.wasted) == (True, 3, 1)
+    assert "have not ended yet" in audit.findings[0]
+    job = disk.state.jobs.pop(JOB)
+    job.status, job.completed = "completed", 4
+    with disk.store.turn():
+        disk.store.apply([SaveJob(job)])
+    audit = ask(disk, messages.AskAudit(1, JOB))
+    assert not audit.holds
+    assert any("neither output nor error" in words for words in audit.findings)
+    assert any("the store holds 1" in words for words in audit.findings)
+
+
+def test_owners_see_their_own_and_an_admin_sees_all(disk: Disk) -> None:
+    """Jobs belong to the key that submitted them; others learn not even that they exist."""
+    disk.state.jobs[JOB].owner = "alice"
+    with disk.store.turn():
+        disk.store.connection.execute("UPDATE jobs SET owner='alice'")
+    assert len(ask(disk, messages.AskJobs(1, 0), "alice").jobs) == 1
+    assert ask(disk, messages.AskJobs(1, 0), "bob").jobs == ()
+    assert len(ask(disk, messages.AskJobs(1, 0), "root", admin=True).jobs) == 1
+    for message in (messages.AskStatus(1, JOB), messages.Fetch(1, JOB, "output", 0), messages.AskAudit(1, JOB)):
+        assert ask(disk, message, "bob").code == "no_job"
+        assert not isinstance(ask(disk, message, "alice"), messages.Failure)
+
+
+def test_problems_by_pages(disk: Disk) -> None:
+    """Every bad line, with its number and code."""
+    page = ask(disk, messages.AskProblems(1, JOB, 0))
+    assert [(one.line, one.code) for one in page.problems] == [(5, "invalid_json_line")]
+    assert not page.more
+    assert ask(disk, messages.AskProblems(1, JOB, 1)).problems == ()
+
+
+def test_workers_and_wrong_questions(disk: Disk) -> None:
+    """Who is connected; and a question that makes no sense."""
+    log_in(disk.state)
+    worker = ask(disk, messages.AskWorkers(1)).workers[0]
+    assert (worker.worker, worker.phase, worker.assigned) == ("w", "loading", 0)
+    assert ask(disk, messages.Fetch(1, JOB, "input", 0)).code == "bad_fetch"
+    assert ask(disk, messages.AskStatus(1, "nothing")).code == "no_job"
+    disk.state.jobs[JOB].status = "receiving"
+    assert "bytes of its input" in ask(disk, messages.AskStatus(1, JOB)).reason
