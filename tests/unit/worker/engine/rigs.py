@@ -1,0 +1,188 @@
+"""values: small random models and scripted runs of the whole engine on the calling thread, for tests of many modules.
+
+A scenario says which prompts arrive and which are cancelled before which step; the same scenario runs on either route,
+under any temperament, and yields every step's plan and logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+
+from common.config import EngineSettings
+from worker.engine.lanes import Temperament
+from worker.engine.local import LocalEngine
+from worker.engine.model import LoadedModel, from_config
+from worker.engine.virtual_device import VirtualDevice
+from worker.structures import Finished, Sampling
+
+VOCABULARY = 97
+CONTEXT = 48
+PAGE = 4
+
+
+def config(model_type: str = "llama", **changes: Any) -> Any:
+    """A config of three layers, four query heads on two key heads of 8."""
+    fields = {
+        "num_hidden_layers": 3,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 256,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "initializer_range": 0.3,
+    }
+    return transformers.AutoConfig.for_model(model_type, **(fields | changes))
+
+
+def model(
+    temperament: Temperament = Temperament.EAGER, seed: int = 0, model_type: str = "llama", **changes: Any
+) -> LoadedModel:
+    """A random float32 model behind a virtual device; the same weights each time."""
+    return from_config(config(model_type, **changes), VirtualDevice(temperament, seed), torch.float32, CONTEXT)
+
+
+def settings(**changes: Any) -> EngineSettings:
+    """Three contexts of 48 tokens in pages of four, chunks of eight rows."""
+    fields: dict[str, Any] = {
+        "model": "tiny",
+        "host_pool_gib": 0.01,
+        "concurrency": 3,
+        "context_tokens": CONTEXT,
+        "page_tokens": PAGE,
+        "chunk_tokens": 8,
+    }
+    return EngineSettings(**(fields | changes))
+
+
+def prompt(length: int, salt: int = 0) -> list[int]:
+    """Distinct data: no two prompts share rows."""
+    chance = torch.Generator().manual_seed(1000 * salt + length)
+    return torch.randint(1, VOCABULARY, (length,), generator=chance).tolist()
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``prompts`` of (length, sampling), published in batches before the steps in ``arrive``; cancels likewise."""
+
+    prompts: tuple[tuple[int, Sampling], ...]
+    arrive: dict[int, tuple[int, ...]]
+    cancel: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+def together(*lengths: int, tokens: int = 5, **sampling: Any) -> Scenario:
+    """All at once."""
+    prompts = tuple((length, Sampling(tokens, **sampling)) for length in lengths)
+    return Scenario(prompts, {0: tuple(range(len(lengths)))})
+
+
+CHURN = Scenario(
+    prompts=(
+        (9, Sampling(7)),
+        (1, Sampling(4)),
+        (17, Sampling(9)),
+        (4, Sampling(1)),
+        (12, Sampling(12)),
+        (5, Sampling(3, temperature=0.8, seed=3)),
+        (16, Sampling(6)),
+        (3, Sampling(20)),
+    ),
+    arrive={0: (0, 1), 2: (2, 3, 4), 5: (5,), 9: (6, 7)},
+    cancel={4: (2,), 7: (4,), 12: (7,)},
+)
+"""Contexts join, finish and are cancelled while others run, of unequal lengths, more than there are segments."""
+
+
+@dataclass
+class Outcome:
+    """What a run gave. ``steps`` has one (which contexts with how many rows, logits) a step."""
+
+    steps: list[tuple[tuple[tuple[int, int, int], ...], torch.Tensor]]
+    finished: dict[int, Finished]
+    local: LocalEngine
+
+    @property
+    def tokens(self) -> dict[int, tuple[int, ...]]:
+        return {number: one.token_ids for number, one in self.finished.items()}
+
+
+def run(
+    loaded: LoadedModel,
+    scenario: Scenario,
+    prepare: Callable[[LocalEngine], None] = lambda local: None,
+    **changes: Any,
+) -> Outcome:
+    """Run a scenario to its end, books checked at every step, everything given back at the end."""
+    steps: list[Any] = []
+
+    def watch(plan: Any, logits: torch.Tensor) -> None:
+        steps.append((tuple((s.context.number, s.start, s.rows) for s in plan.shares), logits.clone()))
+
+    local = LocalEngine(loaded, settings(**changes), watch=watch)
+    prepare(local)
+    turn, last = 0, max([*scenario.arrive, *scenario.cancel])
+    try:
+        while True:
+            arriving = scenario.arrive.get(turn, ())
+            if arriving:
+                chosen = [scenario.prompts[number] for number in arriving]
+                local.submit(
+                    [prompt(length, salt) for salt, (length, _) in zip(arriving, chosen, strict=True)],
+                    [sampling for _, sampling in chosen],
+                )
+            if turn in scenario.cancel:
+                local.cancel(scenario.cancel[turn])
+            worked = local.step()
+            local.engine.check()
+            turn += 1
+            if not worked and turn > last:
+                break
+        at_rest(local)
+    finally:
+        ended = local.close()
+    assert ended.proved, ended
+    return Outcome(steps, dict(local.finished), local)
+
+
+def at_rest(local: LocalEngine) -> None:
+    """Nothing is held once nothing runs: segments, leases, events, ring entries, answers."""
+    engine = local.engine
+    engine.scheduler.reclaim()
+    engine.check()
+    assert engine.scheduler.idle
+    assert engine.scheduler.segments.held == 0
+    assert engine.pages.holds == 0
+    assert engine.device.events_held == 0
+    assert engine.intake.entries == 0
+    figures = local.producer.figures()
+    assert figures.taken == figures.returned
+    assert figures.entries_live == 0
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    """Whether two runs had the same schedule and the same bits in every step's logits."""
+    return len(one.steps) == len(other.steps) and all(
+        plan == plan_ and torch.equal(logits, logits_)
+        for (plan, logits), (plan_, logits_) in zip(one.steps, other.steps, strict=True)
+    )
+
+
+def expected(loaded: LoadedModel, ids: list[int], tokens: int) -> list[int]:
+    """The greedy answer of transformers' own generate."""
+    out = loaded.module.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+        max_new_tokens=tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(ids) :].tolist()
