@@ -16,27 +16,31 @@ RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin haulier \
 ENV HAULIER_CACHE=/var/lib/haulier/cache HAULIER_KEYS=/var/lib/haulier/keys HAULIER_STATE=/var/lib/haulier/state
 WORKDIR /opt/haulier
 
+# what is needed comes before what changes: a new line of code builds in seconds, since the layers above it stay
 FROM base AS worker
 ARG TORCH=torch==2.13.0
 RUN pip install ${TORCH}
 ARG EXTRAS=worker
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml ./
+RUN touch README.md LICENSE && pip install ".[${EXTRAS}]" && pip uninstall --yes haulier
+COPY README.md LICENSE ./
 COPY common common
 COPY ring ring
 COPY broker broker
 COPY worker worker
-RUN pip install ".[${EXTRAS}]"
+RUN pip install --no-deps .
 USER haulier
-# pip's own folders need a home that can be written; the weights go to the cache volume
 ENTRYPOINT ["haulier"]
 
 FROM base AS broker
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml ./
+RUN touch README.md LICENSE && pip install . && pip uninstall --yes haulier
+COPY README.md LICENSE ./
 COPY common common
 COPY ring ring
 COPY broker broker
 COPY worker worker
-RUN pip install .
+RUN pip install --no-deps .
 USER haulier
 EXPOSE 7700
 ENTRYPOINT ["haulier"]
