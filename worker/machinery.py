@@ -73,7 +73,11 @@ def _real(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable
     from worker import model_store
 
     source = model_store.ensure(settings.engine.model, tell)
+    from transformers.utils import logging as their_logging
+
     from worker.engine.runner import Engine, load
+
+    their_logging.disable_progress_bar()  # its bars would stand between our log lines
 
     loaded = load(settings.engine, source if isinstance(source, Path) else None)
     codec = HubCodec(source)

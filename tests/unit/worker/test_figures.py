@@ -1,0 +1,83 @@
+"""A worker's figures: the ring's books in every beat, the metrics by name, and the stuck ring named (R4, R6, S3)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common import limits
+from common.config import EngineSettings, KeySettings, WorkerSettings
+from common.messages import LineRef
+from common.metrics import Metrics
+from worker import machinery
+from worker.figures import LOOK_EVERY_S, Figures
+from worker.outbox import Outbox
+from worker.structures import Request, Sampling
+
+
+class Table:
+    def __init__(self, folder: Path, rig: Any) -> None:
+        engine = EngineSettings("m", context_tokens=100)
+        how = WorkerSettings(("tcp://a:1",), folder, KeySettings(insecure=True), engine, ring_mib=1, echo=True)
+        self.built = machinery.build(how, lambda _: None, lambda _: None, lambda _: None)
+        self.metrics = Metrics()
+        self.outbox = Outbox(folder)
+        self.rig = rig
+        self.figures = Figures(self.metrics, self.outbox, rig.session)
+
+    def publish(self) -> None:
+        request = Request(LineRef("job", 0, 1), "/v1/completions", "m", 3, Sampling(1))
+        assert self.built.producer.publish("b", [(request, array("i", [1, 2, 3]))]) is not None
+
+    def value(self, name: str, **labels: str) -> float:
+        found = self.metrics.registry.get_sample_value(f"haulier_{name}", labels)
+        assert found is not None, name
+        return found
+
+
+@pytest.fixture
+def table(tmp_path: Path, rig: Any) -> Iterator[Table]:
+    made = Table(tmp_path, rig)
+    yield made
+    made.outbox.close()
+
+
+def test_beats_and_metrics_show_the_rings_books(table: Table) -> None:
+    """R4: what is taken, live and pending, as an operator and the broker see it."""
+    table.publish()
+    table.figures.look(table.built, 100.0)
+    ring = table.figures.snapshot(table.built).ring
+    assert (ring.capacity, ring.live, ring.tokens_pending, ring.items_unresolved) == (1 << 20, 64, 3, 1)
+    assert table.value("ring_taken_bytes_total") == 64
+    assert table.value("ring_items_unresolved") == 1
+    assert table.value("sessions", worker="w") == 0
+    table.rig.up()
+    table.figures.look(table.built, 100.0 + LOOK_EVERY_S)
+    assert table.value("sessions", worker="w") == 1
+
+
+def test_a_worker_without_a_model_has_nothing_to_give() -> None:
+    """While it loads."""
+    assert Figures(Metrics(), None, None).snapshot(None).free_entries == 0  # type: ignore[arg-type]
+
+
+def test_a_ring_full_of_nothing_is_named_once(table: Table, line: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """R6: items unresolved, no tokens pending, engine idle, for longer than any result is on its way."""
+    rig = table.rig
+    rig.up()
+    rig.batch(line(0))
+    rig.run(line(0))
+    table.built.producer.accounting.take(0, tokens=0, items=1)
+    now = 100.0
+    for _ in range(int(limits.FINDING_AFTER_S) + 3):
+        rig.tick(1.0, steps=5)
+        now += 1.0
+        table.figures.look(table.built, now)
+    assert table.value("ring_stuck_total") == 1
+    rig.tick(1.0, steps=6)
+    table.figures.look(table.built, now + 1)
+    assert table.value("ring_stuck_total") == 1
