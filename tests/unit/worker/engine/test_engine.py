@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.unit.worker.engine import rigs
 
 from common.errors import InvariantError, RefusedError
+from tests.unit.worker.engine import rigs
 from worker.engine.device import RaceError
 from worker.engine.device_pool import Rows
 from worker.engine.lanes import Temperament

@@ -1,0 +1,120 @@
+"""A5, A6, A7: the arithmetic of what fits, and the setting that a refusal names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.config import GIB, EngineSettings
+from common.errors import RefusedError
+from worker.engine.fit import fit, never_fits, rounded_up
+from worker.engine.geometry import Geometry
+
+D16 = Geometry("llama", 16, 24, 4, 256, 2, 153_600, 262_144)
+
+
+def settings(**changes: object) -> EngineSettings:
+    """Four requests of 31,744 tokens and 256 new ones."""
+    fields = {"model": "d16", "host_pool_gib": 8.0, "concurrency": 4, "context_tokens": 32_000, "device_pages_gib": 1}
+    return EngineSettings(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_the_published_workload_fits_as_its_arithmetic_says() -> None:
+    """In life: D16, 64 KiB a token, four histories of 32,000 rows, two slots within one GiB."""
+    found = fit(D16, settings())
+    assert D16.token_bytes == 64 * 1024
+    assert found.concurrency == 4
+    assert found.slot_rows == 4 * 32_000
+    assert 2 * found.slot_bytes <= GIB
+    assert any("65536" in line for line in found.formula)
+    assert any("min(4, 4 on the host" in line for line in found.formula)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"host_pool_gib": 7.0}, "--host-pool-gib"),
+        ({"concurrency": 5, "host_pool_gib": 10.0}, "--device-pages-gib"),
+        ({"slot_gib": 0.05}, "--slot-gib"),
+        ({"slot_gib": 0.6, "concurrency": 5, "host_pool_gib": 10.0}, "--device-pages-gib"),
+        ({"residency": "full"}, "--residency full"),
+    ],
+)
+def test_refuse_mode_names_the_setting(changes: dict[str, object], named: str) -> None:
+    """A6, in life: one pool is too small; the operator is told which flag and how much."""
+    with pytest.raises(RefusedError, match=named):
+        fit(D16, settings(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "concurrency"),
+    [({"host_pool_gib": 7.0}, 3), ({"concurrency": 9, "host_pool_gib": 64.0}, 4)],
+)
+def test_shrink_mode_lowers_concurrency(changes: dict[str, object], concurrency: int) -> None:
+    """A6, in life: the same, and the serving layer queues the rest."""
+    assert fit(D16, settings(fit="shrink", **changes)).concurrency == concurrency
+
+
+def test_shrink_mode_refuses_what_holds_not_one() -> None:
+    """In life: shrinking to nothing is no service."""
+    with pytest.raises(RefusedError, match="--host-pool-gib"):
+        fit(D16, settings(fit="shrink", host_pool_gib=1.0))
+
+
+@given(
+    layers=st.integers(1, 64),
+    heads=st.sampled_from([1, 2, 8]),
+    dim=st.sampled_from([64, 128, 256]),
+    host=st.floats(0.01, 64),
+    pages=st.integers(1, 16),
+    concurrency=st.integers(1, 64),
+    context=st.integers(2, 100_000),
+    page=st.sampled_from([1, 16, 256]),
+    residency=st.sampled_from(["staged", "full"]),
+)
+def test_what_fits_really_fits(
+    layers: int,
+    heads: int,
+    dim: int,
+    host: float,
+    pages: int,
+    concurrency: int,
+    context: int,
+    page: int,
+    residency: str,
+) -> None:
+    """Whatever is asked for: the pools that follow are within what was given, or it is refused."""
+    geometry = Geometry("llama", layers, heads, heads, dim, 2, 1000, 10**6)
+    wanted = EngineSettings(
+        model="x",
+        host_pool_gib=host,
+        device_pages_gib=pages,
+        concurrency=concurrency,
+        context_tokens=context,
+        page_tokens=page,
+        residency=residency,
+        fit="shrink",
+    )
+    try:
+        found = fit(geometry, wanted)
+    except RefusedError as error:
+        assert "--" in str(error)  # noqa: PT017 - a refusal is one of two good outcomes
+        return
+    assert 1 <= found.concurrency <= concurrency
+    assert found.context_rows >= context
+    assert found.context_rows % page == 0
+    assert found.host_bytes <= host * GIB
+    held = 2 * found.slot_rows if residency == "staged" else layers * found.concurrency * found.context_rows
+    assert held <= found.arena_rows
+    assert found.arena_rows * geometry.layer_token_bytes <= pages * GIB
+
+
+def test_what_never_fits_says_its_numbers() -> None:
+    """A7, in life: one token too many."""
+    assert never_fits(90, 10, 100) is None
+    assert "90 + max_tokens 11 = 101" in (never_fits(90, 11, 100) or "")
+    assert never_fits(0, 5, 100)
+    assert never_fits(5, -1, 100)
+    assert rounded_up(1, 4) == 4
+    assert rounded_up(8, 4) == 8

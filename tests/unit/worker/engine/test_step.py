@@ -1,0 +1,64 @@
+"""Packing: where rows lie in a slot, in a resident region and on the host; the reference differs in addresses alone."""
+
+from __future__ import annotations
+
+from common.messages import LineRef
+from worker.engine.fit import Fit
+from worker.engine.page_leases import HostPage
+from worker.engine.scheduler import Context, Share, StepPlan
+from worker.engine.step import PackedStep, pack
+from worker.structures import Request, Sampling
+
+
+def share(number: int, segment: int, start: int, rows: int, prompt: bool, sample: int, **sampling: float) -> Share:
+    """A share of a context whose prompt begins at 100 x number."""
+    request = Request(LineRef("j", number, 1), "u", "m", 7, Sampling(5, **sampling))  # type: ignore[arg-type]
+    return Share(Context(number, request, 0, 100 * number, HostPage(segment, 0)), start, rows, prompt, sample)
+
+
+def packed(slot_rows: int, **sampling: float) -> PackedStep:
+    """A decode of context 1 at 9 rows, a chunk of context 2 from row 4 on."""
+    shares = (share(1, 0, 9, 1, False, 2, **sampling), share(2, 2, 4, 3, True, 0))
+    return pack(StepPlan(3, shares), Fit(3, 16, 4, slot_rows, 1000, 0, 0, ()))
+
+
+def test_rows_in_a_slot_lie_back_to_back_in_whole_pages() -> None:
+    """Staged: regions of 12 and 8 rows; new rows right behind the history."""
+    step = packed(48)
+    assert step.ints["history_starts"].tolist() == [0, 12, 20]
+    assert step.ints["query_starts"].tolist() == [0, 1, 4]
+    assert step.ints["lengths"].tolist() == [10, 7]
+    assert step.longs["rows"].tolist() == [9, 16, 17, 18]
+    assert step.longs["host_rows"].tolist() == [9, 36, 37, 38]
+    assert step.longs["positions"].tolist() == [9, 4, 5, 6]
+    assert [(run.segment, run.slot_start, run.rows, run.added) for run in step.runs] == [(0, 0, 9, 1), (2, 12, 4, 3)]
+    assert step.tail == ((1, 10), (2, 7))
+
+
+def test_resident_rows_lie_in_the_context_s_own_region() -> None:
+    """--residency full: the same step, other addresses, starts that only grow."""
+    staged, full = packed(48), packed(0)
+    assert full.ints["history_starts"].tolist() == [0, 32, 48]
+    assert full.longs["rows"].tolist() == full.longs["host_rows"].tolist()
+    for name in ("query_starts", "lengths"):
+        assert full.ints[name].tolist() == staged.ints[name].tolist()
+
+
+def test_inputs_come_from_the_ring_or_from_the_last_token() -> None:
+    """Prompt rows name their place in the ring's view, decode rows their context's."""
+    step = packed(48)
+    assert step.longs["prompt_to"].tolist() == [1, 2, 3]
+    assert step.longs["prompt_from"].tolist() == [204, 205, 206]
+    assert step.longs["last_to"].tolist() == [0]
+    assert step.longs["last_from"].tolist() == [0]
+    assert step.longs["sample_rows"].tolist() == [0, 3]
+    assert step.longs["sample_segments"].tolist() == [0, 2]
+
+
+def test_chances_travel_only_when_somebody_needs_them() -> None:
+    """Greedy steps carry no chances; one warm row brings them for all."""
+    assert packed(48).floats == {}
+    step = packed(48, temperature=0.5, top_p=0.9)
+    assert step.floats["temperature"].tolist() == [0.5, 0.0]
+    assert step.longs["top_k"].tolist() == [0, 0]
+    assert 0 <= step.floats["chance"][0] < 1
