@@ -33,6 +33,10 @@ class Stage(IntEnum):
     DURABLE = 6
 
 
+_READY, _RUNNING, _DURABLE = int(Stage.READY), int(Stage.RUNNING), int(Stage.DURABLE)
+"""For the books, which are kept several times a line: an enumeration's members are slow to look up."""
+
+
 class Wanted(IntEnum):
     """What is to become of a line's result."""
 
@@ -263,18 +267,22 @@ class Lines:
             raise InvariantError(f"line {line.ref.line} cannot go from {line.stage.name} back to {stage.name}")
         self._count(line, -1)
         line.stage = stage
-        line.size = line.size if size is None else size
+        if size is not None:
+            line.size = size
         self._count(line, 1)
 
     def _count(self, line: Line, sign: int) -> None:
-        self._counts[line.stage] += sign
-        if line.stage <= Stage.READY:
+        stage = line.stage
+        self._counts[stage] += sign
+        if stage <= _READY:
             self._unpublished_bytes += sign * line.size
-        elif line.stage == Stage.DURABLE:
+        elif stage == _DURABLE:
             self._durable_bytes += sign * line.size
-        elif line.stage == Stage.RUNNING and sign > 0:
+        elif stage != _RUNNING:
+            return
+        elif sign > 0:
             self._running[line.ref] = None
-        elif line.stage == Stage.RUNNING:
+        else:
             del self._running[line.ref]
 
     def _leave_ready(self, line: Line) -> None:
