@@ -18,7 +18,7 @@ from worker.engine.leases import Lease
 from worker.engine.page_leases import ContextSet, PageLeases
 from worker.engine.transport import Edge, Transport
 
-CONTEXTS, ROWS, WIDTH, STEPS = 2, 8, 3, 4
+CONTEXTS, ROWS, WIDTH, STEPS = 2, 6, 3, 3
 PRIME = 1_000_003
 
 

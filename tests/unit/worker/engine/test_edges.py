@@ -29,7 +29,7 @@ def devices(check_clocks: bool = True, seeds: int = SEEDS) -> list[VirtualDevice
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_with_every_edge_no_schedule_changes_a_byte(shape: Shape) -> None:
     """A correct step is correct whatever the device does first: plain CPU, copies early, copies late, any order."""
-    for device in [VirtualDevice(), *devices(seeds=SEEDS * 2)]:
+    for device in [VirtualDevice(), *devices()]:
         program = Program(device, shape)
         program.run()
         program.finish()
@@ -61,6 +61,8 @@ def test_without_an_edge_bytes_corrupt(edge: Edge) -> None:
             corrupt += not program.equal()
         except RaceError:
             corrupt += 1
+        if corrupt >= 3:
+            break
     assert corrupt > 0
 
 
