@@ -77,7 +77,8 @@ def _real(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable
 
     from worker.engine.runner import Engine, load
 
-    their_logging.disable_progress_bar()  # its bars would stand between our log lines
+    quiet: Callable[[], None] = their_logging.disable_progress_bar  # bars would stand between our log lines
+    quiet()
 
     loaded = load(settings.engine, source if isinstance(source, Path) else None)
     codec = HubCodec(source)
