@@ -145,6 +145,7 @@ def _store(
     window = job.windows.get(line.model)
     if window is not None:
         window.lines.pop(line.index, None)
+    job.suspects.pop(line.index, None)
     ok = result.status == "ok" and refused is None
     code, message = refused or ("", "")
     step.writes.append(

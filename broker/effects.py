@@ -59,6 +59,14 @@ class ReturnLine(NamedTuple):
     idx: int
 
 
+class CountDeath(NamedTuple):
+    """A line ran alone when its worker died (D5)."""
+
+    deaths: int
+    job: int
+    idx: int
+
+
 class EndAttempt(NamedTuple):
     """How an attempt ended otherwise than as the line's stored result: ``known``, ``lost``, ``handed_back``..."""
 
@@ -112,7 +120,7 @@ class History(NamedTuple):
 
 Write = (
     NewJob | SaveJob | AppendInput | SealInput | AssignLine | ReturnLine | EndAttempt | StoreResult | SaveSession
-    | History
+    | History | CountDeath
 )  # fmt: skip
 
 # ----------------------------------------------------------------------------------------------------------- sends

@@ -179,6 +179,7 @@ def end(state: State, job: Job, what: str, reason: str, now: Now, step: Step) ->
     job.reason = reason
     step.writes.append(History(now.wall, what, job.id, "", reason))
     job.windows.clear()
+    job.suspects.clear()
     if not job.is_open:  # nothing ran yet, so there is nothing to account for
         job.good = job.problems = job.completed = job.failed = job.bad_stored = 0
         close(state, job, now, step)

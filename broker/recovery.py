@@ -17,6 +17,7 @@ def hold(job: Job, line: Line, session: Session, attempt: int, step: Step) -> No
     window = job.windows.get(line.model)
     if window is not None:
         window.lines.pop(line.index, None)
+    job.suspects.pop(line.index, None)
     line.session, line.worker, line.held = session, session.worker, attempt
     line.attempt = max(line.attempt, attempt)
     job.assigned[line.index] = line
@@ -39,7 +40,9 @@ def release(job: Job, line: Line, how: str, now: Now, step: Step) -> None:
     drop(job, line)
     line.worker, line.held = "", 0
     window = job.windows.get(line.model)
-    if window is not None:
+    if window is not None and line.group:
+        job.suspects[line.index] = line
+    elif window is not None:
         window.lines[line.index] = line
         window.lines.move_to_end(line.index, last=False)
     job.waiting_ended = False
@@ -102,6 +105,7 @@ def _judge(state: State, session: Session, one: HeldLine, facts: Facts, now: Now
 def _take(job: Job, line: Line, session: Session, attempt: int, finished: bool, now: Now, step: Step) -> str:
     """The worker's claim stands, unless the job is ending and the line has not finished."""
     if job.status == "in_progress" or finished:
+        line.group = 0  # the worker is alive: no suspect of its death
         hold(job, line, session, attempt, step)
         return "send" if finished else "keep"
     if line.index in job.assigned:

@@ -52,7 +52,7 @@ def _tick(state: State, input: Tick, now: Now, step: Step) -> None:
     state.disk_free = input.disk_free
     sessions.tick(state, now, step)
     recovery.tick(state, now, step)
-    scheduler.dispatch(state, step)
+    scheduler.dispatch(state, now, step)
     jobs.tick(state, now, step)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from broker import recovery
+from broker import recovery, suspects
 from broker.effects import BodyAt, SendBatch, Step
+from broker.inputs import Now
 from broker.state import Job, Line, Session, State, Window
 from common import limits
 from common.messages import LineRef
@@ -39,7 +40,7 @@ def _takers(state: State) -> dict[str, list[Session]]:
     """Sessions that may be given lines, by model."""
     found: dict[str, list[Session]] = {}
     for session in state.sessions.values():
-        if can_take(session):
+        if can_take(session) and session.peer != state.trial:
             for model in session.models:
                 found.setdefault(model.name, []).append(session)
     return found
@@ -65,15 +66,18 @@ def loaded(state: State, job_id: str, model: str, lines: tuple[Line, ...], curso
     if job is None or window is None:
         return
     for line in lines:
-        if line.index not in job.assigned and line.index not in window.lines:
+        if not any(line.index in known for known in (job.assigned, job.suspects, window.lines)):
             window.lines[line.index] = line
     window.cursor, window.exhausted = cursor, exhausted
 
 
-def dispatch(state: State, step: Step) -> None:
-    """Give out what can be given out."""
+def dispatch(state: State, now: Now, step: Step) -> None:
+    """Give out what can be given out: suspects to the session that tries them, the rest to all others."""
     if state.stopping:
         return
+    trial = suspects.next_trial(state, now, step)
+    if trial is not None:
+        _send(state, *trial, step)
     takers = _takers(state)
     given: dict[bytes, list[tuple[Job, Line]]] = {}
     while takers:
@@ -152,6 +156,8 @@ def why_waiting(state: State, job: Job) -> str:
         return f"{unclaimed} lines wait for the workers that held them before the broker's restart"
     if not state.sessions:
         return "no worker is connected"
+    if len(job.suspects) == job.waiting:
+        return f"{len(job.suspects)} lines ran when a worker died and wait to be tried apart"
     for model in job.windows:
         serving = [one for one in state.sessions.values() if serves(one, model)]
         if not serving:

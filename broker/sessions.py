@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker import recovery
+from broker import recovery, suspects
 from broker.effects import History, SaveSession, Send, Step
 from broker.inputs import Came, Now
 from broker.state import KnownWorker, Login, Session, State
@@ -154,6 +154,8 @@ def _open(state: State, came: Came, login: Login, now: Now, step: Step) -> None:
         epoch, state.next_epoch = state.next_epoch, state.next_epoch + 1
     if former is not None:
         legal(state, former.peer, "superseded")
+        if page.incarnation > former.fence.worker_incarnation:
+            suspects.died(state, former, step)
         recovery.orphan(former)
         _forget(state, former)
         step.note("session_gone", worker=former.worker, reason="superseded", held=0)
@@ -163,6 +165,7 @@ def _open(state: State, came: Came, login: Login, now: Now, step: Step) -> None:
         now.mono,
     )  # fmt: skip
     state.sessions[came.peer] = state.by_worker[page.worker] = session
+    suspects.confirm(state, page.worker, page.incarnation, step)
     state.known[page.worker] = KnownWorker(login.user, page.incarnation, page.login, epoch)
     # rows of another store are none of ours: they are neither asked for nor judged, the worker keeps them
     held = login.held if page.store_id in ("", state.store_id) else []
@@ -241,6 +244,8 @@ def gone(state: State, peer: bytes, why: str, now: Now, step: Step) -> None:
     session = state.sessions.get(peer)
     if session is None:
         return
+    if why in ("silence", "unsendable"):
+        suspects.died(state, session, step)
     held = list(session.lines.items())
     for (job_id, _), line in held:
         recovery.release(state.jobs[job_id], line, "lost", now, step)

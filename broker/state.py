@@ -37,6 +37,9 @@ class Line:
     session: Session | None = None
     """None while it waits, and while it is assigned but unclaimed after a restart."""
     deaths: int = 0
+    """Workers that died while they ran this line alone (D5)."""
+    group: int = 0
+    """Suspects that run together; 0 for no suspect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class Job:
     """Bytes dispatched, for the fair share; begins at the least of its owner's other jobs."""
     assigned: dict[int, Line] = field(default_factory=dict)
     windows: dict[str, Window] = field(default_factory=dict)
+    suspects: dict[int, Line] = field(default_factory=dict)
+    """Waiting lines that are given out on trial only (D5); in no window."""
     waiting_ended: bool = False
     """Nothing waits in the store any more: every waiting line of an ending job has its error line."""
     dirty: bool = False
@@ -189,6 +194,11 @@ class State:
     next_assignment: int = 1
     grace_until: float = 0.0
     absent: set[str] = field(default_factory=set)
+    trial: bytes = b""
+    """The connection of the session that tries suspects, or is about to; it gets nothing else."""
+    next_group: int = 0
+    accused: dict[str, tuple[int, LineId]] = field(default_factory=dict)
+    """By worker: the run that ended and the one line it was running; counted only if the process did end."""
     disk_free: int = 0
     disk_reserve: int = 0
     stopping: bool = False
@@ -212,7 +222,7 @@ class State:
         job = self.jobs.get(line.job)
         if job is None:
             return None
-        found = job.assigned.get(line.index)
+        found = job.assigned.get(line.index) or job.suspects.get(line.index)
         if found is None:
             for window in job.windows.values():
                 if line.index in window.lines:
@@ -226,6 +236,9 @@ class State:
             _need(job.waiting >= 0, f"job {job.id}: {job.waiting} lines wait")
             for window in job.windows.values():
                 _need(not window.lines.keys() & job.assigned.keys(), f"job {job.id}: a line waits and is assigned")
+            _need(not job.suspects.keys() & job.assigned.keys(), f"job {job.id}: a suspect waits and is assigned")
+            for window in job.windows.values():
+                _need(not window.lines.keys() & job.suspects.keys(), f"job {job.id}: a suspect waits among others")
             for index, line in job.assigned.items():
                 _need(0 < line.held <= line.attempt, f"{job.id}#{index}: attempt {line.held} was never given out")
                 if line.session is None:

@@ -36,6 +36,7 @@ JOB = (
 _SQL: dict[type, str] = {
     do.AssignLine: "UPDATE lines SET state=1, attempt=?, held=?, worker=? WHERE job=? AND idx=? AND state<2",
     do.ReturnLine: "UPDATE lines SET state=0, held=0, worker='', deaths=? WHERE job=? AND idx=? AND state=1",
+    do.CountDeath: "UPDATE lines SET deaths=? WHERE job=? AND idx=?",
     do.EndAttempt: "INSERT OR REPLACE INTO attempts (job, idx, attempt, worker, how, at) VALUES (?,?,?,?,?,?)",
     do.StoreResult: "INSERT INTO results (job, idx, kind, seq, attempt, status_code, code, message, prompt_tokens, "
     "completion_tokens, worker, body, stored_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from broker import recovery
+from broker import recovery, suspects
 from broker.effects import Step
 from broker.server import Server
 from broker.store import Store
@@ -122,6 +122,25 @@ def test_control_without_returning_lines_of_dead_sessions_a_job_never_ends(monke
     real = recovery.release
     monkeypatch.setattr(recovery, "release", forget)
     assert "does not end" in fails(lambda seed: World(seed, ROUGH).play(most=400), tries=30)
+
+
+def test_a_line_that_kills_its_worker_is_found_and_no_other_is_blamed() -> None:
+    """One poisoned line among 24, links that flap beside it: it alone is set aside (D5, cases 6)."""
+    faults = Faults(cut=0.03, kill_worker=0, leave=0.01, kill_broker=0, takeover=0, poison=5)
+    aside = poisoned = 0
+    for seed in range(SCHEDULES // 3):
+        counts = World(seed, faults).play().counts
+        aside += counts["set_aside"]
+        poisoned += counts["poisoned"]
+    assert aside == SCHEDULES // 3
+    assert poisoned < 12 * SCHEDULES // 3
+
+
+def test_control_without_suspicion_a_poisoned_line_kills_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control: a line that is given out again and again among others takes worker after worker down."""
+    monkeypatch.setattr(suspects, "died", lambda *_: None)
+    faults = Faults(cut=0, kill_worker=0, leave=0, kill_broker=0, takeover=0, poison=5)
+    assert "does not end" in fails(lambda seed: World(seed, faults).play(most=400), tries=3)
 
 
 def test_a_seed_replays_its_schedule() -> None:

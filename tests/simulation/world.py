@@ -252,8 +252,13 @@ class Worker:
 
     def work(self) -> None:
         """Finish one running line: into the outbox first, then said (D1)."""
+        if any(ref.index == self.world.faults.poison for ref in self.running) and self.world.chance.random() < 0.3:
+            self.kill()
+            self.world.counts["poisoned"] += 1
         if self.running:
             ref = self.world.chance.choice(list(self.running))
+            if ref.index == self.world.faults.poison:
+                return
             prompt = json.loads(self.running.pop(ref))["prompt"]
             ok = not prompt.endswith("bad")
             body = json.dumps({"text" if ok else "error": prompt}).encode()
@@ -287,6 +292,8 @@ class Faults:
     kill_broker: float = 0.03
     takeover: float = 0.005
     cancel: float = 0.0
+    poison: int = -1
+    """A line that kills its worker."""
     pause: float = 0.02
     wall_jump: float = 0.01
 
@@ -488,7 +495,9 @@ class World:
             raise Broken(f"seed {self.seed}: {good} lines, ended are {sorted(row[0] for row in rows)}")
         for idx, kind, body, code in rows:
             bad = idx % 7 == 3
-            if code:
+            if code == "worker_died" and idx == self.faults.poison:
+                self.counts["set_aside"] += 1
+            elif code:
                 if status != "cancelled" or code != "batch_cancelled":
                     raise Broken(f"seed {self.seed}: line {idx} ended with {code} in a job that is {status}")
             elif json.loads(body) != {"error" if bad else "text": f"p{idx}{'bad' if bad else ''}"} or kind != int(bad):

@@ -1,0 +1,156 @@
+"""Lines that kill their worker: suspected, tried apart, halved, set aside; and who is never blamed (D5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.effects import CountDeath, SendBatch, StoreResult
+from broker.inputs import Tick
+from broker.scheduler import why_waiting
+from common import limits, messages
+from common.messages import HeldLine, LineRef
+from tests.unit.broker.kit import (
+    beat,
+    came,
+    done,
+    feed,
+    fresh,
+    give,
+    hello,
+    later,
+    log_in,
+    result,
+    running_job,
+    wrote,
+)  # fmt: skip
+
+DISK = Tick(10**12)
+
+
+def run_and_die(state: Any, lines: int = 4, running: int | None = None, login: int = 1, incarnation: int = 1) -> Any:
+    """A worker gets lines, its beat says which run, and then it is silent for good."""
+    session = log_in(state, b"p%d-%d" % (incarnation, login), login=login, incarnation=incarnation)
+    refs = give(state, session, lines=lines)
+    seen = refs if running is None else refs[:running]
+    feed(state, came(beat(session, 0, running=seen, assignment=state.next_assignment), session.peer))
+    feed(state, DISK, later(limits.LIVENESS_S))
+    return refs
+
+
+def batch(step: Any) -> list[LineRef]:
+    return [line.ref for send in step.sends if isinstance(send, SendBatch) for line in send.lines]
+
+
+def test_what_ran_when_a_worker_died_waits_apart() -> None:
+    """Lines that only waited in its ring go back to all; those that ran are tried without others."""
+    state = fresh()
+    job = running_job(state, 6)
+    run_and_die(state, lines=4, running=2)
+    assert set(job.suspects) == {0, 1}
+    assert set(job.windows["m"].lines) == {2, 3, 4, 5}
+    assert job.waiting == 6
+
+
+def test_suspects_are_tried_without_neighbours_and_one_group_at_a_time() -> None:
+    """The worker under trial gets nothing else, the others go on with the rest."""
+    state = fresh()
+    running_job(state, 8)
+    run_and_die(state, lines=4)
+    first, second = log_in(state, b"a", worker="a"), log_in(state, b"b", worker="b")
+    feed(state, came(beat(first, 8), b"a"))
+    feed(state, came(beat(second, 8), b"b"))
+    step = feed(state, DISK)
+    by_peer = {send.peer: {line.ref.index for line in send.lines} for send in step.sends if isinstance(send, SendBatch)}
+    assert by_peer == {b"a": {0, 1, 2, 3}, b"b": {4, 5, 6, 7}}
+    feed(state, came(beat(first, 8), b"a"))
+    assert batch(feed(state, DISK)) == []
+
+
+def test_a_group_that_dies_again_is_halved() -> None:
+    """Four suspects, then two and two, then one: the killer is found in a few deaths."""
+    state = fresh()
+    job = running_job(state, 4)
+    run_and_die(state, incarnation=1)
+    assert len({line.group for line in job.suspects.values()}) == 1
+    run_and_die(state, incarnation=2)
+    assert len({line.group for line in job.suspects.values()}) == 2
+    assert len(run_and_die(state, incarnation=3)) == 2
+    assert sorted(line.group for line in job.suspects.values())[0] < max(line.group for line in job.suspects.values())
+    assert all(line.deaths == 0 for line in job.suspects.values())
+
+
+def test_two_deaths_alone_set_a_line_aside() -> None:
+    """It ran alone, the worker's process ended, twice: the line gets its error, the job goes on."""
+    state = fresh()
+    job = running_job(state, 1)
+    run_and_die(state, lines=1, incarnation=1)
+    step = feed(state, came(hello(incarnation=2), b"x"))
+    assert wrote(step, CountDeath) == [CountDeath(1, 1, 0)]
+    run_and_die(state, lines=1, incarnation=2, login=2)
+    feed(state, came(hello(incarnation=3), b"y"))
+    step = feed(state, DISK)
+    assert [write.code for write in wrote(step, StoreResult)] == ["worker_died"]
+    assert (job.status, job.failed) == ("completed", 1)
+
+
+def test_a_broken_link_blames_nobody() -> None:
+    """The same run of the worker comes back: it never died (cases 6), and what it still has it keeps."""
+    state = fresh()
+    job = running_job(state, 1)
+    (ref,) = run_and_die(state, lines=1)
+    step = feed(state, came(hello(2, held=(HeldLine(ref, "running"),)), b"q", facts={}))
+    assert not wrote(step, CountDeath)
+    line = job.assigned.get(0) or job.suspects[0]
+    assert line.deaths == 0
+
+
+@pytest.mark.parametrize("how", ["bye", "no evidence"])
+def test_drains_and_kills_without_evidence_blame_nobody(how: str) -> None:
+    """SIGTERM, or SIGKILL before anything ran."""
+    state = fresh()
+    job = running_job(state, 2)
+    session = log_in(state)
+    refs = give(state, session, lines=2)
+    if how == "bye":
+        feed(state, came(beat(session, 0, running=refs)))
+        feed(state, came(messages.Bye(session.fence, "drain", refs)))
+    else:
+        feed(state, DISK, later(limits.LIVENESS_S))
+    assert not job.suspects
+    assert len(job.windows["m"].lines) == 2
+
+
+def test_a_worker_that_restarts_before_it_is_missed_leaves_evidence_too() -> None:
+    """A supervisor starts it again within a second: the later run itself proves the death."""
+    state = fresh()
+    job = running_job(state, 1)
+    session = log_in(state)
+    refs = give(state, session, lines=1)
+    feed(state, came(beat(session, 0, running=refs)))
+    step = feed(state, came(hello(incarnation=2), b"q"))
+    assert wrote(step, CountDeath)
+    assert set(job.suspects) == {0}
+
+
+def test_suspects_that_answer_are_free() -> None:
+    """The trial went well: the line has its result, and the worker takes any line again."""
+    state = fresh()
+    job = running_job(state, 3)
+    run_and_die(state, lines=2)
+    session = log_in(state, b"q", worker="v")
+    refs = give(state, session, lines=4)
+    assert {ref.index for ref in refs} == {0, 1}
+    feed(state, came(done(session, *[result(ref) for ref in refs]), b"q"))
+    assert {ref.index for ref in give(state, session, lines=4, assignment=9)} == {2}
+    assert job.completed == 2
+
+
+def test_waiting_for_a_trial_has_its_reason_in_words() -> None:
+    """Every wait has a reason on record (A7)."""
+    state = fresh()
+    job = running_job(state, 1)
+    run_and_die(state, lines=1)
+    log_in(state, b"q", worker="v")
+    assert "wait to be tried apart" in why_waiting(state, job)
