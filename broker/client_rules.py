@@ -169,3 +169,10 @@ def done_of(done: float, total: float, unit: str) -> str:
     if not total:
         return amount(done, unit)
     return f"{amount(done, unit) if unit == 'bytes' else f'{done:,.0f}'} of {amount(total, unit)}"
+
+
+def rate(a_second: float, unit: str) -> str:
+    """``12 lines/s``, or a minute's where a second's would round to nothing."""
+    if unit == "bytes" or a_second >= 1:
+        return f"{amount(a_second, unit)}/s"
+    return f"{a_second * 60:.1f} {unit}/min"

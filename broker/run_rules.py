@@ -7,6 +7,7 @@ state folder finds the first one's work (promise 2) and another input never does
 from __future__ import annotations
 
 import dataclasses
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ HANDED_DOWN = (
 )
 """The only settings of ours that children take from the environment: the rest comes as flags, or belongs to a fleet
 of the user's own, which the private one of a run must not see."""
+
+_LOGGED_REASON = re.compile(r"""\[error\b.*\breason=(?P<quote>['"])(?P<reason>.*?)(?P=quote)(?: \w+=|$)""")
+"""The ``reason`` of an error in a log for people."""
 
 
 def job_id(sha256: str, model: str, lenient: bool) -> str:
@@ -87,9 +91,10 @@ def end_words(ended: Ended) -> str:
 
 
 def spoken(tail: Sequence[str]) -> str:
-    """The child's last line to people, without its prefix; empty when it left none."""
+    """The child's last line to people without its prefix, else its last logged error's reason, else nothing."""
     said = [line.removeprefix("haulier: ") for line in tail if line.startswith("haulier: ")]
-    return said[-1].strip() if said else ""
+    logged = [match["reason"] for line in tail if (match := _LOGGED_REASON.search(line))]
+    return (said or logged or [""])[-1].strip()
 
 
 def end_code(ended: Ended) -> int:

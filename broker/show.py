@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-from broker.client_rules import amount, done_of, duration
+from broker.client_rules import done_of, duration, rate
 from common.clock import Clock, SystemClock
 
 FIRST_S = 1.0
@@ -54,7 +54,7 @@ class _Rate(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text(f"{amount(speed, task.fields['unit'])}/s" if speed else "", style="progress.data.speed")
+        return Text(rate(speed, task.fields["unit"]) if speed else "", style="progress.data.speed")
 
 
 class _Left(ProgressColumn):
@@ -148,12 +148,12 @@ class PlainLines:
         if now < (self._next if done != self._told else self._next + STILL_S - EVERY_S):
             return
         self._next, self._told = now + EVERY_S, done
-        rate = (done - self._first) / max(now - self._first_at, 1e-9)
+        speed = (done - self._first) / max(now - self._first_at, 1e-9)
         parts = [done_of(done, self._total, self._unit)]
-        if rate > 0:
-            parts.append(f"{amount(rate, self._unit)}/s")
+        if speed > 0:
+            parts.append(rate(speed, self._unit))
             if self._total:
-                parts.append(f"{duration((self._total - done) / rate)} left")
+                parts.append(f"{duration((self._total - done) / speed)} left")
         self.say(f"{self._name}: {', '.join([*parts, *([note] if note else [])])}")
 
     def say(self, text: str) -> None:

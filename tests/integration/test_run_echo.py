@@ -179,13 +179,14 @@ def test_a_killed_child_is_started_again_and_nothing_is_lost(place: Place, victi
     assert place.ran() <= LINES + (CONCURRENCY if victim == "worker" else 0)
 
 
-def test_sigterm_ends_the_children_and_the_next_run_goes_on(place: Place) -> None:
-    """A supervisor stops the run: nothing is left running, and what was finished is not run again."""
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stop_ends_the_children_and_the_next_run_goes_on(place: Place, number: int, exit_code: int) -> None:
+    """A supervisor or Ctrl-C stops the run: nothing is left running, and what was finished is not run again."""
     process = place.start(delay_ms=60)
     assert wait_for(lambda: place.ran() >= 8, process)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, err = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 143, err
+    assert process.returncode == exit_code, err
     assert not place.out.exists()
     assert place.leftovers() == []
     code, _, err = place.finish()

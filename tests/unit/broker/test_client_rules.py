@@ -94,3 +94,12 @@ def test_amounts(count: float, unit: str, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(-1, "0 s"), (7.4, "7 s"), (187, "3:07"), (3723, "1:02:03")])
 def test_durations(seconds: float, text: str) -> None:
     assert rules.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("speed", "unit", "text"),
+    [(12.0, "lines", "12 lines/s"), (0.05, "lines", "3.0 lines/min"), (2048.0, "bytes", "2.0 KiB/s")],
+)
+def test_rates(speed: float, unit: str, text: str) -> None:
+    """Long requests: a few a minute is a rate too."""
+    assert rules.rate(speed, unit) == text

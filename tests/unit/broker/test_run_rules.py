@@ -111,3 +111,16 @@ def test_the_last_line_says_what_this_run_did() -> None:
     assert run_rules.summary(done, 2.0, 6, "o", None).startswith("nothing to run: 5 lines completed and 1 failed")
     assert "4 of them in an earlier run" in run_rules.summary(done, 2.0, 4, "o", "e")
     assert run_rules.summary(done, 2.0, 0, "o", "e").endswith("in 2.0 s -> o, e")
+
+
+def test_a_reason_that_was_only_logged_is_found() -> None:
+    """A worker's engine thread ends: its reason stands in the log's last error."""
+    tail = (
+        "2026-11-30T09:14:33.644396Z [warning  ] Retrying in 8s    [hub]",
+        "2026-11-30T09:14:41.895960Z [error    ] thread_ended       "
+        """reason="--model m can't be loaded" room=worker thread=engine""",
+        "2026-11-30T09:14:42.895960Z [info     ] leaving            reason='later' room=worker",
+    )
+    assert run_rules.spoken(tail) == "--model m can't be loaded"
+    assert run_rules.spoken((*tail, "haulier: said aloud")) == "said aloud"
+    assert run_rules.spoken(tail[:1]) == ""
