@@ -50,7 +50,7 @@ LONGER_FILES = {
 FLAGS_OF_ONE_CALL = ("--version", "--if-absent")
 """They set nothing up."""
 MAP_MARK = "<!-- map -->"
-ONE_MACHINE = re.compile(r"/(?:home|root|work|Users)/\w|/tmp/[a-z]|https?://[^\s'\"]*(?:/simple\b|/whl\b)|pythonhosted")
+ONE_MACHINE = re.compile(r"/(?:home|root|work|Users)/\w|https?://[^\s'\"]*(?:/simple\b|/whl\b)|pythonhosted")
 """Paths and package indexes of one machine: they mean nothing to whoever reads this elsewhere."""
 TEXT_FILES = {".py", ".md", ".toml", ".yaml", ".yml", ".sql", ".jsonl", ""}
 
@@ -282,7 +282,7 @@ def flags(tree: Tree) -> list[str]:
     """Each flag is an environment variable too: a container is set up by either."""
     problems = []
     for module in tree.modules.values():
-        if module.package == "ring":  # it runs in no process of its own; its bench's flags belong to one measurement
+        if "bench" in module.name or module.package == "ring":  # flags of one measurement, not of a process
             continue
         for node in ast.walk(module.syntax):
             if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option"):
