@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
     from worker import model_commands
 
     model_commands.register(app)
-    bench = typer.Typer(name="bench", help="Measure ring and engine on this machine.", no_args_is_help=True)
+    bench = _bench_of(app)
     for module, function in BENCHES:
         if importlib.util.find_spec(module) is None:
             continue
@@ -36,7 +36,16 @@ def register(app: typer.Typer) -> None:
         except ModuleNotFoundError as failure:
             if not_installed(failure) is None:
                 raise
-    app.add_typer(bench)
+
+
+def _bench_of(app: typer.Typer) -> typer.Typer:
+    """The group ``bench``, which other rooms add to as well: two groups of one name would hide each other."""
+    for group in app.registered_groups:
+        if group.name == "bench" and group.typer_instance is not None:
+            return group.typer_instance
+    bench = typer.Typer(help="Measure ring and engine on this machine.", no_args_is_help=True)
+    app.add_typer(bench, name="bench")
+    return bench
 
 
 def worker(

@@ -85,3 +85,13 @@ def test_the_benches_are_there(app: typer.Typer) -> None:
     command: Any = typer.main.get_command(app)
     assert {"ring", "engine"} <= set(command.commands["bench"].commands)
     assert "model" in command.commands
+
+
+def test_a_bench_of_another_room_is_kept() -> None:
+    """The fleet's bench is registered first where both are installed."""
+    app, fleet = typer.Typer(), typer.Typer()
+    fleet.command("fleet")(lambda: None)
+    app.add_typer(fleet, name="bench")
+    commands.register(app)
+    command: Any = typer.main.get_command(app)
+    assert {"fleet", "ring", "engine"} <= set(command.commands["bench"].commands)
