@@ -83,7 +83,7 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
     dtype = DTYPES[settings.dtype] if settings.dtype != "auto" else (torch.bfloat16 if cuda else torch.float32)
     context_tokens = settings.length + settings.answer_tokens
     config = shape_config(settings.geometry, context_tokens)
-    before = _device_bytes(device)
+    before, source = _device_bytes(device)
     loaded = from_config(config, device, dtype, context_tokens, settings.geometry)
     _trim(device)
     staged_settings = _engine_settings(settings, loaded, "staged")
@@ -112,7 +112,7 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
         "host_pool_gib": staged_settings.host_pool_gib,
         "peak_gb": round(staged.peak_bytes / 1e9, 3) if cuda else None,
         "before_gb": round(before / 1e9, 3) if cuda else None,
-        "peak_source": _peak_source(device),
+        "peak_source": source,
         "bitwise": None,
         "resident_repeats": None,
     }
@@ -194,7 +194,7 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     for _ in range(settings.steps):
         local.step()
     seconds, steps, moved = time.perf_counter() - start, engine.steps - first, engine.transport.bytes_in - moved
-    peak = _device_bytes(loaded.device)
+    peak, _ = _device_bytes(loaded.device)
     local.run()
     if engine.host is not None:
         link = max(link, _link(engine))
@@ -257,32 +257,27 @@ def _trim(device: Device) -> None:
         torch.cuda.empty_cache()
 
 
-def _peak_source(device: Device) -> str | None:
+def _device_bytes(device: Device) -> tuple[int, str | None]:
+    """Device memory in use as the driver sees it (weights, pools, workspaces, the context itself), and who said so."""
     if device.torch_device.type != "cuda":
-        return None
-    return "nvml" if _nvml() is not None else "cudaMemGetInfo"
-
-
-def _nvml() -> Any | None:
-    try:
-        return importlib.import_module("pynvml")  # not required: the driver's own figure stands in for it
-    except ImportError:
-        return None
-
-
-def _device_bytes(device: Device) -> int:
-    """Device memory in use, as the driver sees it: weights, pools, workspaces and the context itself."""
-    if device.torch_device.type != "cuda":
-        return 0
+        return 0, None
     index = device.torch_device.index or 0
-    nvml = _nvml()
-    if nvml is None:
-        free, total = torch.cuda.mem_get_info(index)
-        return total - free
-    nvml.nvmlInit()
-    uuid = str(torch.cuda.get_device_properties(index).uuid)
-    handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-    return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+    try:
+        nvml: Any = importlib.import_module("pynvml")  # not required: the driver's own figure stands in for it
+    except ImportError:
+        return _driver_bytes(index)
+    try:
+        nvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(index).uuid).removeprefix("GPU-")
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).used), "nvml"
+    except nvml.NVMLError:
+        return _driver_bytes(index)
+
+
+def _driver_bytes(index: int) -> tuple[int, str]:
+    free, total = torch.cuda.mem_get_info(index)
+    return total - free, "cudaMemGetInfo"
 
 
 def _device_name(device: Device) -> str:

@@ -13,7 +13,7 @@ from worker.engine.attention import KEYWORD
 from worker.engine.device_pool import Rows
 from worker.engine.kernels import Spans, attend
 from worker.engine.model import LoadedModel
-from worker.engine.sampler import choose
+from worker.engine.sampler import Chances, choose
 
 _WIDTHS = (1, 3)
 """New rows of one context in the passes: a decode row, and a chunk of a prompt."""
@@ -58,7 +58,8 @@ def warm_up(loaded: LoadedModel, pieces: tuple[Rows, ...]) -> None:
             logits_to_keep=torch.tensor([width - 1], device=where),
             **{KEYWORD: probe},
         ).logits[0]
-        choose(logits, None)
+        one = torch.ones(1, device=where)
+        choose(logits, Chances(one, one * 0.5, one * 0.5, torch.ones(1, dtype=torch.int64, device=where)))
         wanted = {(geometry.query_heads, geometry.kv_heads, geometry.head_dim, geometry.head_dim)}
         if probe.layers != list(range(geometry.layers)) or probe.shapes != wanted or logits.shape[0] != 1:
             raise RefusedError(

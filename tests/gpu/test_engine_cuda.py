@@ -1,0 +1,114 @@
+"""The engine on a GPU: staged bits are resident bits, the link's floor is nearly reached, nothing synchronises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from common.config import EngineSettings
+from worker.engine.bench import BenchSettings, bench
+from worker.engine.local import LocalEngine
+from worker.engine.model import LoadedModel, from_config
+from worker.engine.runner import open_device
+from worker.structures import Sampling
+
+pytestmark = pytest.mark.gpu
+CONTEXT, PAGE = 1024, 64
+LENGTHS = (1, 63, 64, 65, 300, 511, 700, 129)
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu() -> Iterator[None]:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def model(head_dim: int) -> LoadedModel:
+    """Four layers, eight query heads on two key heads, bf16; the same weights each time."""
+    config = transformers.AutoConfig.for_model(
+        "qwen3",
+        num_hidden_layers=4,
+        hidden_size=512,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=head_dim,
+        intermediate_size=1024,
+        vocab_size=4096,
+        max_position_embeddings=4096,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return from_config(config, open_device("cuda:0"), torch.bfloat16, CONTEXT)
+
+
+def run(head_dim: int, residency: str, *, strict: bool = False) -> tuple[list[Any], dict[int, Any]]:
+    """Eight mixed requests with churn over four segments; every step's schedule and logits, and what finished."""
+    steps: list[Any] = []
+
+    def watch(plan: Any, logits: torch.Tensor) -> None:
+        steps.append((tuple((s.context.number, s.start, s.rows) for s in plan.shares), logits.clone()))
+
+    settings = EngineSettings(
+        "random",
+        device="cuda:0",
+        host_pool_gib=1.0,
+        concurrency=4,
+        context_tokens=CONTEXT,
+        page_tokens=PAGE,
+        chunk_tokens=256,
+        residency=residency,
+    )
+    local = LocalEngine(model(head_dim), settings, watch=watch)
+    chance = torch.Generator().manual_seed(2)
+    prompts = [torch.randint(1, 4096, (length,), generator=chance).tolist() for length in LENGTHS]
+    samplings = [Sampling(12 + 3 * number, temperature=0.7 * (number % 2), seed=number) for number in range(8)]
+    local.submit(prompts, samplings)
+    turn = 0
+    if strict:
+        torch.cuda.set_sync_debug_mode("error")
+    while local.step():
+        turn += 1
+        if turn == 9:
+            local.cancel([4])
+    torch.cuda.set_sync_debug_mode("default")
+    local.engine.check()
+    assert local.close().proved
+    return steps, local.finished
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_staged_bits_are_resident_bits_in_bf16(head_dim: int) -> None:
+    """H4, in life: contexts join, finish and are cancelled. The first control: resident against resident."""
+    resident, finished = run(head_dim, "full")
+    for residency in ("full", "staged"):
+        steps, finished_ = run(head_dim, residency)
+        assert [plan for plan, _ in steps] == [plan for plan, _ in resident]
+        wrong = [
+            index
+            for index, pair in enumerate(zip(steps, resident, strict=True))
+            if not torch.equal(pair[0][1], pair[1][1])
+        ]
+        assert wrong == [], f"{residency}: logits differ at steps {wrong}"
+        assert finished_ == finished
+
+
+def test_the_hot_path_never_synchronises() -> None:
+    """Q1, in life: one implicit synchronisation a step costs the whole overlap; the framework is told to raise."""
+    run(128, "staged")
+    run(128, "staged", strict=True)
+
+
+def test_the_bench_reaches_the_floor_with_equal_bits() -> None:
+    """In life: ``haulier bench engine`` on a shape large enough for the link to rule the step."""
+    found = bench(BenchSettings("d16", contexts=2, length=16384, steps=6, device="cuda:0", fill="random"))
+    print(json.dumps(found))
+    assert found["bitwise"] is True
+    assert found["resident_repeats"] is True
+    assert found["of_floor"] is not None
