@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from common.errors import RefusedError
 from common.messages import LineRef
-from worker import tokenizer
+from worker import model_store, tokenizer
 from worker.echo_engine import EchoCodec
 from worker.request_rules import RequestError, Serving
 from worker.structures import Finished, Outcome, Prepared, Request, Sampling, TokenizeJob
@@ -115,3 +116,44 @@ def test_lines_wait_for_the_model_and_are_then_prepared_in_order(preparer: Prepa
     thread.join(10)
     assert not thread.is_alive()
     assert [one.request.ref.index for one in results] == list(range(300))
+
+
+@pytest.fixture(scope="module")
+def hub() -> tokenizer.HubCodec:
+    """The default model's tokenizer, where it was fetched."""
+    model = model_store.KNOWN["smollm2-135m"]
+    if not model_store.is_cached(model):
+        pytest.skip("the default model is not in the cache: haulier model pull smollm2-135m")
+    return tokenizer.HubCodec(model_store.folder_of(model))
+
+
+@pytest.mark.model
+def test_a_real_tokenizer_says_what_transformers_says(hub: tokenizer.HubCodec) -> None:
+    """Prompt ids and answer text are those of apply_chat_template and decode, for chat and completion alike."""
+    theirs = hub._tokenizer
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Où est la gare? 駅はどこ?"}]
+    text = hub.chat_text(messages)
+    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+    assert list(hub.encode([text], special=False)[0]) == list(ids)
+    assert list(hub.encode(["plain text"], special=True)[0]) == theirs("plain text")["input_ids"]
+    assert hub.decode([ids]) == [theirs.decode(ids, skip_special_tokens=True)]
+    assert 0 < hub.vocabulary < 1_000_000
+
+
+@pytest.mark.model
+def test_a_template_that_fails_fails_its_line(hub: tokenizer.HubCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose template insists on an order of roles: the line says what the template said."""
+    monkeypatch.setattr(hub._tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(RequestError, match="roles must alternate") as caught:
+        hub.chat_text(say("hi"))
+    assert caught.value.status_code == 400
+    monkeypatch.setattr(hub._tokenizer, "chat_template", None)
+    with pytest.raises(RequestError, match="no chat template"):
+        hub.chat_text(say("hi"))
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Any) -> None:
+    """--model names weights only."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(RefusedError, match="tokenizer"):
+        tokenizer.HubCodec(tmp_path)
