@@ -53,8 +53,9 @@ class Figures:
         self._tidy(now)
 
     def _find(self, built: Machinery, now: float) -> None:
-        """R6: full with nothing in it, for longer than any result is on its way."""
-        idle = self._session.watch.idle_s(now) >= limits.FINDING_AFTER_S
+        """R6: full with nothing in it, for longer than a result is on its way. An engine in a long step is not idle."""
+        asleep = built.producer.handover.sleeping
+        idle = asleep and self._session.watch.idle_s(now) >= limits.FINDING_AFTER_S
         waiting = self._session.work.lines.waiting_for_ring
         finding = built.producer.finding(engine_idle=idle, waiting_items=waiting)
         if finding is not None and not self._stuck:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from common import limits
+from common import messages as wire
 from common.config import EngineSettings, KeySettings, WorkerSettings
 from common.messages import LineRef
 from common.metrics import Metrics
@@ -72,12 +73,16 @@ def test_a_ring_full_of_nothing_is_named_once(table: Table, line: Any, capsys: p
     rig.batch(line(0))
     rig.run(line(0))
     table.built.producer.accounting.take(0, tokens=0, items=1)
-    now = 100.0
-    for _ in range(int(limits.FINDING_AFTER_S) + 3):
-        rig.tick(1.0, steps=5)
-        now += 1.0
-        table.figures.look(table.built, now)
-    assert table.value("ring_stuck_total") == 1
+    now = rig.now
+    for asleep, found in ((False, 0), (True, 1)):  # an engine in a long step, then one that sleeps on the ring
+        table.built.producer.handover.sleeping = asleep
+        for _ in range(int(limits.FINDING_AFTER_S) + 3):
+            rig.tick(1.0, steps=5)
+            if rig.session.fence is not None:
+                rig.hear(wire.BrokerBeat(rig.fence))
+            now += 1.0
+            table.figures.look(table.built, now)
+        assert table.value("ring_stuck_total") == found
     rig.tick(1.0, steps=6)
     table.figures.look(table.built, now + 1)
     assert table.value("ring_stuck_total") == 1
