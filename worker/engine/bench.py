@@ -186,7 +186,8 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     local.submit(prompts, [Sampling(max_tokens=settings.answer_tokens)] * settings.contexts)
     begun = time.perf_counter()
     while not logits:
-        local.step()
+        if not local.step() or local.finished:
+            raise InvariantError(f"the histories were not built: {list(local.finished.values())[:1]}")
     prefilled = time.perf_counter()
     for _ in range(WARM_STEPS):
         local.step()
