@@ -126,6 +126,11 @@ class Link:
                 del self._parts[peer]
         return failed
 
+    def forget(self, job: str) -> None:
+        """The job is over: what is left of its bodies is sent to nobody."""
+        for parts in self._parts.values():
+            parts.waiting = deque(one for one in parts.waiting if one[1].ref.job != job)
+
     def close(self, linger_s: float = 0.5) -> None:
         """Close; what was said last gets ``linger_s`` to leave."""
         self.socket.close(int(linger_s * 1000))

@@ -13,7 +13,7 @@ import structlog
 
 from broker import jobs, rules, scheduler
 from broker.answers import answer
-from broker.effects import AppendInput, Note, Query, SealInput, Send, SendBatch
+from broker.effects import AppendInput, Note, Query, SealInput, Send, SendBatch, Write
 from broker.inputs import Came, Input, InputFailed, Loaded, Now, Stop, Tick, Unsendable, WaitingEnded
 from broker.intake import Intake
 from broker.link import Link
@@ -44,8 +44,11 @@ class Server:
         self.metrics = metrics
         self._folder = folder
         self._sends: list[Send | SendBatch | Query] = []
+        self._writes: list[Write] = []
         self._pending: list[Input] = []
+        self._closed: list[str] = []
         self._measured_at = 0.0
+        self._ended = {outcome: metrics.lines.labels(outcome=outcome) for outcome in ("completed", "failed")}
         self._seen: set[str] = set()
         self.stopping = False
         state.disk_free = free_bytes(folder)
@@ -61,6 +64,8 @@ class Server:
             self._check_and_end()
             self._load_windows()
             self._feed(Tick(free_bytes(self._folder)))
+            self._flush()
+        self._drop_inputs()
         self._speak()
         self._measure()
 
@@ -99,11 +104,18 @@ class Server:
                     return
             elif isinstance(write, SealInput):
                 self.spool.seal(write.job)
-        self.store.apply(step.writes)
+        self._writes += step.writes
         self._sends += step.sends
+
+    def _flush(self) -> None:
+        """Bring the writes so far into the transaction: before the store is read, and at the turn's end."""
+        writes, self._writes = self._writes, []
+        self.store.apply(writes)
 
     def _with_facts(self, came: Came) -> Came:
         refs = rules.lookups(self.state, came)
+        if refs or isinstance(came.message, messages.Submit):
+            self._flush()
         facts = self.store.facts(refs, self.state) if refs else {}
         closed = None
         if isinstance(came.message, messages.Submit) and came.message.job not in self.state.jobs:
@@ -123,6 +135,7 @@ class Server:
 
     def _check_and_end(self) -> None:
         """A slice of the input of each job that is being checked, and of the waiting lines of each that ends."""
+        self._flush()
         for job in jobs.work_wanted(self.state):
             if job.status == "validating":
                 checked = self.intake.step(job, self.clock.wall())
@@ -137,9 +150,18 @@ class Server:
         self._feed(WaitingEnded(job.id, count, left))
 
     def _load_windows(self) -> None:
+        self._flush()
         for job, window, count in list(scheduler.windows_wanted(self.state)):
             lines, cursor, exhausted = self.store.window(job.number, window.model, window.cursor, count)
             self._feed(Loaded(job.id, window.model, lines, cursor, exhausted))
+
+    def _drop_inputs(self) -> None:
+        """Inputs of jobs whose end is committed: nobody reads them any more, and disks fill."""
+        closed, self._closed = self._closed, []
+        for job in closed:
+            self.intake.forget(job)
+            self.link.forget(job)
+            self.spool.drop(job)
 
     # -- out ----------------------------------------------------------------------------------------------------
 
@@ -166,8 +188,10 @@ class Server:
         if note.kind not in QUIET:
             log.info(note.kind, **note.fields)
         match note.kind:
+            case "job_ended":
+                self._closed.append(note.fields["job"])
             case "line_ended":
-                self.metrics.lines.labels(outcome=note.fields["outcome"]).inc()
+                self._ended[note.fields["outcome"]].inc()
             case "line_wasted":
                 self.metrics.lines_wasted.inc()
             case "message_dropped":
@@ -194,6 +218,7 @@ def prepare(store: Store, spool: Spool, clock: Clock, grace_s: float, reserve_by
     now = Now(clock.monotonic(), clock.wall())
     state = store.load(now, grace_s)
     state.disk_reserve = reserve_bytes
+    spool.sweep(state.jobs)
     for job in state.jobs.values():
         job.received = min(job.size, spool.size(job.id)) if job.status == "receiving" else job.size
     if state.absent:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,6 +122,12 @@ class Spool:
         if descriptor is not None:
             os.close(descriptor)
         self.path(job).unlink(missing_ok=True)
+
+    def sweep(self, keep: Container[str]) -> None:
+        """Remove the files of all jobs but these: left by a process that ended between a commit and its clean-up."""
+        for path in self.folder.glob("*.jsonl"):
+            if path.stem not in keep:
+                self.drop(path.stem)
 
     def close(self) -> None:
         for descriptor in self._open.values():

@@ -12,7 +12,7 @@ import json
 import random
 import sqlite3
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,13 @@ class MemorySpool(Spool):
 
     def seal(self, job: str) -> None:
         pass
+
+    def drop(self, job: str) -> None:
+        self.files.pop(job, None)
+
+    def sweep(self, keep: Container[str]) -> None:
+        for job in [job for job in self.files if job not in keep]:
+            del self.files[job]
 
     def size(self, job: str) -> int:
         return len(self.files.get(job, b""))
@@ -132,6 +139,9 @@ class FakeLink:
             for one in batch.lines
         )
         return self.send(batch.peer, messages.Batch(batch.fence, batch.assignment, lines))
+
+    def forget(self, job: str) -> None:
+        pass
 
     def send_parts(self, mono: float) -> list[bytes]:
         return []

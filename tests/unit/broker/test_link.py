@@ -157,6 +157,19 @@ def test_long_bodies_go_out_in_parts_and_paced(spool: Spool, monkeypatch: pytest
     assert first.lines[0].body + b"".join(part.data for part in parts) == body
 
 
+def test_parts_of_a_job_that_is_over_are_forgotten(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled in the middle of a long body: its input file is gone, and nobody reads it any more."""
+    monkeypatch.setattr(limits, "PART_MAX_BYTES", 10)
+    spool.append(JOB, 0, b"x" * 50)
+    link, socket = made(spool)
+    link.send_batch(SendBatch(b"p", FENCE, 1, (BodyAt(LineRef(JOB, 0, 1), "/v1/completions", 0, 50),)))
+    link.forget(JOB)
+    spool.drop(JOB)
+    assert link.send_parts(1.0) == []
+    assert len(socket.sent) == 1
+    assert not link.busy
+
+
 def test_parts_for_a_connection_that_is_gone_are_forgotten(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker went away in the middle of a long body."""
     monkeypatch.setattr(limits, "PART_MAX_BYTES", 10)

@@ -58,6 +58,9 @@ class TestLink:
     def send_batch(self, batch: Any) -> bool:
         return self.send(batch.peer, batch)
 
+    def forget(self, job: str) -> None:
+        pass
+
     def send_parts(self, mono: float) -> list[bytes]:
         return []
 
@@ -105,6 +108,7 @@ def test_a_job_end_to_end_and_nothing_is_said_before_its_commit(bench: Bench) ->
     (info,) = bench.turn(messages.AskStatus(7, JOB))
     assert (info.status, info.completed) == ("completed", 3)
     assert bench.metrics.lines.labels(outcome="completed")._value.get() == 3
+    assert bench.disk.spool.size(JOB) == 0
 
 
 def test_a_result_that_comes_twice_in_one_turn(bench: Bench) -> None:

@@ -85,6 +85,14 @@ def test_a_dropped_file_is_gone(spool: Spool) -> None:
     assert spool.size("a") == 0
 
 
+def test_files_of_no_open_job_are_swept(spool: Spool) -> None:
+    """The process ended between the commit of a job's end and its clean-up: the next start finishes that."""
+    for job in ("a", "b"):
+        spool.append(job, 0, b"x")
+    spool.sweep({"b"})
+    assert (spool.size("a"), spool.size("b")) == (0, 1)
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     """--state names a file."""
     (tmp_path / "file").write_text("x")
