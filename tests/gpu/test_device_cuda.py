@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.unit.worker.engine.staging import EDGES, SHAPES, Program, Shape, omitted
 from worker.engine.device import (
     CaptureError,
     ComputeSynchroniseError,
@@ -18,6 +17,8 @@ from worker.engine.device import (
     TeardownError,
 )
 from worker.engine.event_pool import EventsExhaustedError
+from worker.engine.gate import Gate
+from worker.engine.staged_program import EDGES, HELD, SHAPES, Program, Shape, omitted
 from worker.engine.transport import Edge
 
 torch = pytest.importorskip("torch")
@@ -31,20 +32,6 @@ pytestmark = [
 H2D, D2H, COMPUTE, MATERIALISE = QueueName.H2D, QueueName.D2H, QueueName.COMPUTE, QueueName.MATERIALISE
 AHEAD_S = 0.2
 """How long a gate stays shut after the last submission: time for what should have waited to run ahead."""
-
-
-class Gate:
-    """Holds one queue until ``open``: a wait for a word of mapped host memory."""
-
-    def __init__(self, device: Any, name: QueueName) -> None:
-        self.word = device.allocate_host((1,), torch.int32)
-        flags = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-        pointer = device.host_rows(self.word).data_ptr()
-        (status,) = driver.cuStreamWaitValue32(device.queue(name).handle, pointer, 1, int(flags))
-        assert status == driver.CUresult.CUDA_SUCCESS
-
-    def open(self) -> None:
-        self.word.fill_(1)
 
 
 @pytest.fixture
@@ -252,18 +239,6 @@ def test_with_every_edge_a_held_queue_changes_no_byte(device, shape: Shape, held
     """Whichever queue falls behind, the bytes are those of the resident arithmetic."""
     assert run(device, shape, set(), None)
     assert run(device, shape, set(), held)
-
-
-HELD = {
-    Edge.COPY_BEFORE_ATTENTION: H2D,
-    Edge.MATERIALISE_BEFORE_ATTENTION: MATERIALISE,
-    Edge.ATTENTION_BEFORE_REUSE: COMPUTE,
-    Edge.WRITE_BACK_BEFORE_REUSE: D2H,
-    Edge.ATTENTION_BEFORE_WRITE_BACK: COMPUTE,
-    Edge.WRITE_BACK_BEFORE_NEXT_COPY: D2H,
-    Edge.ATTENTION_BEFORE_MATERIALISE: COMPUTE,
-}
-"""The queue to hold, so that what must come after its work runs ahead of it."""
 
 
 @pytest.mark.parametrize("edge", EDGES, ids=lambda edge: edge.name.lower())

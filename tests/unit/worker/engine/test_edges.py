@@ -1,29 +1,32 @@
 """Every ordering edge of a staged step: with it, each schedule gives the same bytes; without it, they corrupt.
 
-``HAULIER_SEEDS`` raises the number of seeds.
+2,000 seeds for each edge; ``HAULIER_SEEDS`` lowers that while one works on something else.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from tests.unit.worker.engine.staging import EDGES, SHAPES, WIDTH, Program, Shape, omitted
 from worker.engine.device import RaceError, Work
 from worker.engine.leases import Lease
 from worker.engine.page_leases import ContextSet, PageHeldError, PageLeases
+from worker.engine.staged_program import EDGES, EVENTS_COUNT, SHAPES, WIDTH, Program, Shape, omitted
 from worker.engine.transport import Edge, Transport
 from worker.engine.virtual_device import Temperament, VirtualDevice
 
-SEEDS = int(os.environ.get("HAULIER_SEEDS", "25"))
+SEEDS = int(os.environ.get("HAULIER_SEEDS", "2000"))
 
 
-def devices(check_clocks: bool = True, seeds: int = SEEDS) -> list[VirtualDevice]:
+def devices(check_clocks: bool = True, seeds: int = SEEDS) -> Iterator[VirtualDevice]:
     """One of each temperament, and RANDOM with many seeds."""
-    made = [VirtualDevice(one, check_clocks=check_clocks) for one in (Temperament.EARLY, Temperament.LATE)]
-    return made + [VirtualDevice(Temperament.RANDOM, seed, check_clocks=check_clocks) for seed in range(seeds)]
+    for one in (Temperament.EARLY, Temperament.LATE):
+        yield VirtualDevice(one, events=EVENTS_COUNT, check_clocks=check_clocks)
+    for seed in range(seeds):
+        yield VirtualDevice(Temperament.RANDOM, seed, events=EVENTS_COUNT, check_clocks=check_clocks)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
@@ -117,5 +120,5 @@ class TestHostPageReuse:
 
     def test_control_without_the_hold_corrupts(self) -> None:
         """And the copy takes the next owner's rows for this one's history."""
-        wrong = [self.stage_then_reuse(device, {Edge.TICKETS_BEFORE_PAGE_REUSE}) for device in devices(False)]
+        wrong = (self.stage_then_reuse(device, {Edge.TICKETS_BEFORE_PAGE_REUSE}) for device in devices(False))
         assert any(bool((slot == -1).any()) for slot in wrong)
