@@ -6,7 +6,7 @@ queue alone. Only self-checks and tests hold queues. Knows no program.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,7 +18,7 @@ class Gate:
     """Shut when made. Whoever makes one opens it, or the device never ends."""
 
     def __init__(self, device: Device, name: QueueName) -> None:
-        self._device: Any = device
+        self._device = cast(Any, device)
         self._name = name
         self._word: torch.Tensor | None = None
         if device.kind != "cuda":
