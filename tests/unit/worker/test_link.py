@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,8 +38,8 @@ def until(link: Link, kind: type, seconds: float = limits.HANDSHAKE_S + 1) -> An
     raise TimeoutError(kind.__name__)
 
 
-def port(socket: zmq.Socket[bytes]) -> str:
-    return socket.getsockopt(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
+def port(router: zmq.Socket[bytes]) -> str:
+    return router.getsockopt(zmq.LAST_ENDPOINT).decode()  # type: ignore[union-attr]
 
 
 def test_messages_pass_both_ways(context: zmq.Context[Any], tmp_path: Path) -> None:
@@ -89,10 +90,9 @@ def test_a_key_that_is_not_let_in_is_told_in_words(context: zmq.Context[Any], tm
 
 def test_nobody_there_is_no_matter_of_keys(context: zmq.Context[Any]) -> None:
     """The broker is down: no word about keys, which would send the operator the wrong way."""
-    probe = context.socket(zmq.ROUTER)
-    probe.bind("tcp://127.0.0.1:*")
-    where = port(probe)
-    probe.close(0)
+    with socket.socket() as probe:  # a port that nobody listens on
+        probe.bind(("127.0.0.1", 0))
+        where = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     link = Link(context, where, KeySettings(insecure=True))
     lost = until(link, LinkLost)
     assert not lost.denied

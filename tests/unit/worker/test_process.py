@@ -85,12 +85,17 @@ def begin(worker: Worker) -> None:
 
 
 def turns(worker: Worker, broker: Scripted, until: Callable[[], bool], most: int = 2000) -> None:
-    """Both sides' turns until something is so."""
-    for _ in range(most):
-        if until():
-            return
-        broker.listen()
-        worker.turn()
+    """Both sides' turns until something is so. One thread plays both, so neither may sleep for long."""
+    sleep = worker._poller.poll
+    worker._poller.poll = lambda milliseconds: sleep(min(milliseconds, 20))  # type: ignore[method-assign]
+    try:
+        for _ in range(most):
+            if until():
+                return
+            broker.listen()
+            worker.turn()
+    finally:
+        worker._poller.poll = sleep  # type: ignore[method-assign]
     raise AssertionError("it did not come about")
 
 
