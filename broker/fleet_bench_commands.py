@@ -82,6 +82,7 @@ def bench_fleet(
 
 
 def _measure(folder: Path, wanted: fleet_bench.Wanted, peers: bool, bar: Show) -> dict[str, Any]:
+    load = [os.getloadavg()[0]]  # others at work on the machine at the same time: a figure without it says little
     bar.phase("floor")
     keys.init(folder / "keys")
     body = fleet_floor.body_of(fleet_bench.BODY_BYTES)
@@ -100,10 +101,13 @@ def _measure(folder: Path, wanted: fleet_bench.Wanted, peers: bool, bar: Show) -
             "lines_per_s": round(floor.lines_per_s, 1),
         },
     }
+    load.append(os.getloadavg()[0])
     found["of_floor"] = round(found["fleet"]["lines_per_s"] / floor.lines_per_s, 3)
     if peers:
         bar.phase("peers")
         found["peers"] = _peers()
+        load.append(os.getloadavg()[0])
+    found["machine"]["load_average"] = [round(one, 2) for one in load]
     return found
 
 
