@@ -137,6 +137,8 @@ RETIRE_DEADLINE_S = 120.0
 QUARANTINE_DEADLINE_S = 30.0
 """How long quarantine waits for proof that the device is done before it retains all and the process ends (L6)."""
 
+STEP_DEADLINE_S = 80.0
+"""A step that is not over by then never will be: 2 TB of history at 50 GB/s, the most that one can stage, are 40 s."""
 ENGINE_POLL_MIN_S = 0.00005
 ENGINE_POLL_MAX_S = 0.001
 """The host looks for a step's end this often: well below a step, and asleep between, so that the session runs."""
@@ -155,6 +157,8 @@ def check() -> None:
         "a batch fits into a message": BATCH_MAX_BYTES * 3 // 2 <= MESSAGE_MAX_BYTES,
         "descriptors are a power of two": RING_ENTRIES_COUNT & (RING_ENTRIES_COUNT - 1) == 0,
         "events for two steps of 128 layers in flight": EVENTS_COUNT >= 2 * 5 * 128,
+        "an engine that is stuck says so before its worker is stalled": STEP_DEADLINE_S + QUARANTINE_DEADLINE_S
+        < STALL_MIN_S,
         "three step tables cover one step ahead": STEP_TABLES_COUNT >= 3,
     }
     broken = [words for words, holds in relations.items() if not holds]

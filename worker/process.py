@@ -69,6 +69,7 @@ class Worker:
         self.session = self._begin()
         self.figures = Figures(self.metrics, self.outbox, self.session)
         self.exit: do.Exit | None = None
+        self.failed = False
         self._link: Link | None = None
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
         self._poller = zmq.Poller()
@@ -308,6 +309,7 @@ class Worker:
     def _thread_ended(self, ended: ThreadEnded) -> None:
         """S2: any thread's end is the process's end."""
         failure = ended.failure
+        self.failed = self.failed or failure is not None
         if isinstance(failure, HaulierError):
             self.exit = self.exit or do.Exit(failure.exit_code, str(failure))
             self.log.error("thread_ended", thread=ended.name, reason=str(failure))
@@ -366,6 +368,7 @@ def serve(settings: WorkerSettings) -> int:
     stuck = worker.still_running()
     if stuck:  # an engine in the middle of a load or a step that does not end: nothing durable depends on it
         log.get("worker").warning("threads_left_behind", threads=stuck)
+    if stuck or worker.failed:  # no destructor runs: after a failure the device may still read what it would free (L7)
         os._exit(code)
     return code
 

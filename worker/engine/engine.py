@@ -1,15 +1,17 @@
 """shell: the engine: one step after another over a model whose history is staged layer by layer (design: a step).
 
 ``step`` is the flow. The plan of a step is made while the step before it is being put on the queues, so that its first
-copies start there; sampled tokens are read one step late, through an event that is polled. Exactly one ``Finished`` a
-request. What may run is ``scheduler``'s to say, what is exact is ``routes`` and ``kernels``.
+copies start there; sampled tokens are read one step late, through an event that is polled until a deadline. Exactly one
+``Finished`` a request. What may run is ``scheduler``'s to say, what is exact is ``routes`` and ``kernels``. Any failure
+is the transport's (L6): nothing more is submitted or published, quarantine proves that the device is done or retains
+all, and ``run`` raises, so that the process ends with the reason.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,11 +20,11 @@ import torch
 from common import log
 from common.config import EngineSettings
 from common.errors import InvariantError
-from common.limits import ENGINE_IDLE_S, ENGINE_POLL_MAX_S, ENGINE_POLL_MIN_S
+from common.limits import ENGINE_IDLE_S, ENGINE_POLL_MAX_S, ENGINE_POLL_MIN_S, STEP_DEADLINE_S
 from common.messages import LineRef
 from ring.consumer import Consumer
 from worker.engine.attention import KEYWORD, registered
-from worker.engine.device import Event, QueueName
+from worker.engine.device import DeviceError, Event, QueueName
 from worker.engine.device_pool import DevicePool
 from worker.engine.fit import fit, never_fits
 from worker.engine.host_pool import HostPool
@@ -39,6 +41,15 @@ from worker.engine.tables import Tables, Upload
 from worker.engine.transport import Quarantine, Transport
 from worker.engine.warmup import warm_up
 from worker.structures import Finished, Request
+
+
+class StepLateError(DeviceError):
+    """A step's work was not over by its deadline: an event that never completes (L4)."""
+
+
+class UnprovenError(DeviceError):
+    """The engine failed and nothing proves that the device is done: all is retained, the process must end (L6)."""
+
 
 Watch = Callable[[StepPlan, torch.Tensor], None]
 """Sees each step's plan and its logits (sampled rows, vocabulary), on the device; for tests and measurements."""
@@ -110,7 +121,8 @@ class Engine:
 
     # -- the flow -------------------------------------------------------------------------------------------------
     def run(self, stop: Stop) -> None:
-        """Step until ``stop`` is set or the ring is aborted; asleep on the ring while there is nothing to do."""
+        """Step until ``stop`` is set or the ring is aborted; asleep on the ring while there is nothing to do. Raises
+        what failed, after a quarantine; ``UnprovenError`` from it if that proved nothing."""
         self.device.adopt()
         with self.device.running(), torch.no_grad():
             try:
@@ -118,20 +130,39 @@ class Engine:
                     if not self.step():
                         self._consumer.wait(ENGINE_IDLE_S)
             finally:
-                self.close()
+                self._prove(self.close())
 
     def step(self) -> bool:
         """One pass of the model over what is planned; False when there was nothing to do."""
-        now, self._next, self._decided = self._next or self._begin(), None, False
-        if now is not None:
-            live = self._fetch(now)
-            logits = self._forward(live, self._gather(live))
-            self._next_step()
-            self._sample(now, live, logits)
-        behind, self._behind = self._behind, now
-        if behind is not None:
-            self._land(behind)
+        with self._failing():
+            now, self._next, self._decided = self._next or self._begin(), None, False
+            if now is not None:
+                live = self._fetch(now)
+                logits = self._forward(live, self._gather(live))
+                self._next_step()
+                self._sample(now, live, logits)
+            behind, self._behind = self._behind, now
+            if behind is not None:
+                self._land(behind)
         return now is not None or behind is not None
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """L6: whatever fails here, the transport has failed: a step may be half on its queues. Then none begins."""
+        self.transport.accept()
+        try:
+            yield
+        except Exception as error:
+            self.transport.fail(f"step {self.steps}: {error}")
+            raise
+
+    def _prove(self, ended: Quarantine) -> None:
+        """Say how the engine ended; raise when the device may still be at work."""
+        tell = self._log.info if ended.proved else self._log.error
+        tell("engine_ended", reason=ended.reason, established=list(ended.established), leases_retained=ended.retained)
+        if not ended.proved:
+            failed = self.transport.failed
+            raise UnprovenError(f"{failed}; all is retained, nothing proves that the device is done: {ended.reason}")
 
     # -- planning -------------------------------------------------------------------------------------------------
     def _begin(self) -> Enqueued | None:
@@ -243,8 +274,10 @@ class Engine:
         event, plan = behind.over, behind.packed.plan
         if event is None:
             raise InvariantError(f"step {plan.step} lands without having been sampled")
-        pause = ENGINE_POLL_MIN_S
+        pause, since = ENGINE_POLL_MIN_S, time.monotonic()
         while not self.device.done(event):
+            if time.monotonic() - since > STEP_DEADLINE_S:
+                raise StepLateError(f"step {plan.step} is not over after {STEP_DEADLINE_S:g} s")
             time.sleep(pause)
             pause = min(2 * pause, ENGINE_POLL_MAX_S)
         shares = behind.packed.sampling

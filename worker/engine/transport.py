@@ -113,7 +113,7 @@ class Transport:
         """Begin a lease in ``next_slot`` and put its history copies (host to device) and the materialisation of
         retained pages on their queues. With no copies (history of length 0, or attended in place) the lease still
         orders the layer's rows. Raises ``LeaseError`` for a use against the rules, ``DeviceError`` for a failure."""
-        self._accept()
+        self.accept()
         slot = self.next_slot
         try:
             lease = self.book.begin(step, layer, slot, contexts, self.book.prior_readers(slot))
@@ -131,7 +131,7 @@ class Transport:
 
     def before_attention(self, lease: Lease) -> None:
         """Put before the lease's first use of its slot on the compute queue: it waits for the copies there."""
-        self._accept()
+        self.accept()
         try:
             for ticket, edge in zip(lease.tickets, STAGED, strict=False):
                 if self._edge(edge):
@@ -142,7 +142,7 @@ class Transport:
 
     def attended(self, lease: Lease) -> Event:
         """Record the consumer event: right after the launch of attention on the compute queue."""
-        self._accept()
+        self.accept()
         try:
             event = self.device.record(self._compute)
             self.book.attend(lease, event)
@@ -165,7 +165,7 @@ class Transport:
         ``writes`` are ``host_rows``), ``copies`` are contiguous pieces (host memory first). ``tail`` names how far the
         rows now reach, the same value ``seal`` gets. ``nbytes``: what crosses the link; default the bytes of
         ``work.reads`` and the pieces."""
-        self._accept()
+        self.accept()
         device, queue = self.device, self._d2h
         try:
             self.book.owner(lease, [owner for _, _, owner in copies])
@@ -190,7 +190,7 @@ class Transport:
 
     def seal(self, lease: Lease, tail: Hashable, attention: Event) -> None:
         """Close the lease to further work (L3): ``tail`` as written back, ``attention`` as ``attended`` returned."""
-        self._accept()
+        self.accept()
         try:
             self.book.seal(lease, tail, attention)
         except Exception as error:
@@ -201,7 +201,7 @@ class Transport:
     def retire(self, now: float) -> list[Receipt]:
         """At a step boundary: retire sealed leases whose every event is polled over, oldest first, never blocking.
         ``now`` in seconds, monotonic. Raises ``RetirementLateError`` once the oldest is past its deadline."""
-        self._accept()
+        self.accept()
         receipts = []
         try:
             while self.book.sealed:
@@ -223,6 +223,11 @@ class Transport:
     def forget(self, context: int) -> None:
         """The context has left: its id is not remembered any more."""
         self._revoked.discard(context)
+
+    def accept(self) -> None:
+        """Raise ``TransportFailedError`` after a failure: every door asks first."""
+        if self.failed is not None:
+            raise TransportFailedError(f"the transport failed: {self.failed}")
 
     def check(self) -> None:
         """Raise unless the books of leases, page holds and events agree."""
@@ -331,7 +336,3 @@ class Transport:
 
     def _edge(self, edge: Edge) -> bool:
         return edge not in self._omit
-
-    def _accept(self) -> None:
-        if self.failed is not None:
-            raise TransportFailedError(f"the transport failed: {self.failed}")
