@@ -46,7 +46,8 @@ OUTBOX_ROUNDS_MAX_COUNT = 40
 SETTLE_S = 1.0
 """A worker whose broker is gone finishes what it holds well within this: its engine only echoes."""
 MIB = 1024 * 1024
-Tell = Callable[[str], None]
+Tell = Callable[[str, int, int], None]
+"""Takes the name of what is measured, how far it is, and how far it goes."""
 
 
 class Fleet:
@@ -216,7 +217,7 @@ class _Watch:
             now_mib = self._running.memory_mib("broker")
             self.base_mib = self.base_mib or now_mib
             self.peak_mib = max(self.peak_mib, now_mib)
-        self._tell(f"{info.completed} of {self._lines} lines")
+        self._tell("speed", info.completed, self._lines)
         return info.completed >= self._lines or info.status in ENDED
 
 
@@ -235,7 +236,7 @@ def measure_latency(folder: Path, count: int, tell: Tell) -> dict[str, Any]:
             job = running.submit(path)
             running.until(job, lambda info: info.completed == 1, SINGLE_POLL_S)
             took.append((time.perf_counter() - started) * 1e3)
-            tell(f"{number} of {count} single lines")
+            tell("single lines", number, WARM_SINGLES_COUNT + count)
     cuts = statistics.quantiles(took[WARM_SINGLES_COUNT:], n=100, method="inclusive")
     return {"singles": count, "p50_ms": round(cuts[49], 2), "p99_ms": round(cuts[98], 2)}
 
@@ -261,7 +262,7 @@ def measure_restart(folder: Path, in_flight: int, tell: Tell) -> dict[str, Any]:
             running.kill("worker")
             slots.append(folder / state / "0")
             held += _outbox_lines(slots[-1])
-            tell(f"{held} of {OUTBOX_LINES} lines finished and not delivered")
+            tell("filling outboxes", held, OUTBOX_LINES)
             running.start_broker()
         before = running.job(job).completed
         running.kill("broker")
@@ -291,6 +292,7 @@ def measure_detection(folder: Path, in_flight: int, how: int, tell: Tell) -> dic
         running.until(job, lambda info: info.status == "in_progress")
         running.start_worker()
         running.until(job, lambda info: info.completed > lines // 20 and info.running > 0, SINGLE_POLL_S)
+        tell(f"a worker gets {signal.Signals(how).name}", 0, 0)
         running.strike("worker", how)
         started = time.perf_counter()
         # results that were on their way end lines too: only a look at who is logged in tells the end of the session
@@ -299,9 +301,7 @@ def measure_detection(folder: Path, in_flight: int, how: int, tell: Tell) -> dic
                 raise UnreachableError(f"a worker that got {signal.Signals(how).name} still counts as logged in")
             time.sleep(POLL_S)
         noticed = time.perf_counter() - started
-        info = running.job(job)
-        tell(f"{info.completed} of {lines} lines when it was noticed")
-        return {"noticed_s": round(noticed, 2), "lines_still_assigned": info.running}
+        return {"noticed_s": round(noticed, 2), "lines_still_assigned": running.job(job).running}
 
 
 @contextlib.contextmanager

@@ -87,13 +87,12 @@ def _measure(folder: Path, wanted: fleet_bench.Wanted, peers: bool, bar: Show) -
     keys.init(folder / "keys")
     body = fleet_floor.body_of(fleet_bench.BODY_BYTES)
     floor = fleet_floor.measure(wanted.lines, wanted.in_flight, body, folder / "floor", KeySettings(folder / "keys"))
-    bar.phase("fleet")
     found: dict[str, Any] = {
         "command": shlex.join(["haulier", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": _versions(),
         "machine": {"cores": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()},
-        "fleet": fleet_bench.measure(folder / "fleet", wanted, lambda words: bar.update(0, note=words)),
+        "fleet": fleet_bench.measure(folder / "fleet", wanted, _Progress(bar)),
         "floor": {
             "lines": floor.lines,
             "in_flight": floor.in_flight,
@@ -109,6 +108,20 @@ def _measure(folder: Path, wanted: fleet_bench.Wanted, peers: bool, bar: Show) -
         load.append(os.getloadavg()[0])
     found["machine"]["load_average"] = [round(one, 2) for one in load]
     return found
+
+
+class _Progress:
+    """Shows each measurement as a phase of its own."""
+
+    def __init__(self, bar: Show) -> None:
+        self._bar = bar
+        self._name = ""
+
+    def __call__(self, name: str, done: int, total: int) -> None:
+        if name != self._name:
+            self._name = name
+            self._bar.phase(name, total)
+        self._bar.update(done, total)
 
 
 def _versions() -> dict[str, str]:

@@ -32,7 +32,7 @@ def test_a_small_bench_measures_fleet_and_floor(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 def test_a_worker_killed_at_work_is_noticed(tmp_path: Path) -> None:
     """The row of the bench that kills a worker ends: its session is seen to go, and no line stays assigned to it."""
-    found = fleet_bench.measure_detection(tmp_path / "fleet", 64, SIGKILL, lambda words: None)
+    found = fleet_bench.measure_detection(tmp_path / "fleet", 64, SIGKILL, lambda name, done, total: None)
     assert found["lines_still_assigned"] == 0
 
 
@@ -40,5 +40,5 @@ def test_a_worker_killed_at_work_is_noticed(tmp_path: Path) -> None:
 def test_an_outbox_is_handed_over_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The restart row in small: two brokers killed, the outboxes of two dead workers adopted, nothing run in vain."""
     monkeypatch.setattr(fleet_bench, "OUTBOX_LINES", 60)
-    found = fleet_bench.measure_restart(tmp_path / "fleet", 64, lambda words: None)
+    found = fleet_bench.measure_restart(tmp_path / "fleet", 64, lambda name, done, total: None)
     assert found["outbox_lines"] >= 60
