@@ -102,8 +102,6 @@ OUTBOX_RETRY_S = 1.0
 """Pause before a commit that failed (disk full) is tried again."""
 TOKENIZE_MAX_LINES = 64
 """Lines given to the tokenizer in one call: it gives the interpreter lock away for the call's length."""
-FINDING_AFTER_S = 10.0
-"""A ring that looks full with nothing in it (R6) for this long is reported."""
 SAY_AGAIN_S = 10.0
 """Logins that fail for one and the same reason are reported this often."""
 CLOSE_LINGER_MS = 1_000
@@ -137,6 +135,8 @@ RETIRE_DEADLINE_S = 120.0
 QUARANTINE_DEADLINE_S = 30.0
 """How long quarantine waits for proof that the device is done before it retains all and the process ends (L6)."""
 
+STEPS_REPORTED_MAX_COUNT = 4096
+"""Step times kept until they are exported: half a second of the shortest steps, many times."""
 STEP_DEADLINE_S = 80.0
 """A step that is not over by then never will be: 2 TB of history at 50 GB/s, the most that one can stage, are 40 s."""
 ENGINE_POLL_MIN_S = 0.00005

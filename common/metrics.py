@@ -53,6 +53,11 @@ class Metrics:
         )
         self.tokens_generated = self._counter("tokens_generated", "Tokens sampled")
         self.contexts = self._gauge("contexts", "Contexts by state", "state")
+        self.leases_open = self._gauge("leases_open", "Staged layers not retired (L4)")
+        self.events_held = self._gauge("events_held", "Device events in use (Q4)")
+        self.admission_waits = self._counter(
+            "admission_waits", "Steps planned while the next request waited, by reason (A7)", "reason"
+        )
         # lines and store
         self.lines = self._counter("lines", "Lines that ended, by outcome", "outcome")
         self.lines_wasted = self._counter("lines_wasted", "Results that came when the line had one already")

@@ -16,7 +16,7 @@ from common.messages import LineRef
 from ring.consumer import Consumer
 from ring.descriptor import Entry
 from worker.engine.stopping import Answer
-from worker.structures import Finished, Request
+from worker.structures import EngineFigures, Finished, Request
 
 VOCABULARY = 256
 
@@ -54,12 +54,20 @@ class EchoEngine:
     ) -> None:
         self.concurrency = concurrency
         self.steps = self.tokens = 0
+        self.step_seconds: deque[float] = deque()
+        """Always empty: an echo is no pass over layers."""
         self._consumer = consumer
         self._delay_s = delay_s
         self._on_finished = on_finished
         self._on_admitted = on_admitted
         self._waiting: deque[tuple[Request, list[int]]] = deque()
         self._running: deque[tuple[float, Request, list[int]]] = deque()
+
+    def figures(self) -> EngineFigures:
+        """Any thread."""
+        return EngineFigures(
+            self.steps, self.tokens, contexts_running=len(self._running), contexts_waiting=len(self._waiting)
+        )
 
     def run(self, stop: Any) -> None:
         """Step until ``stop`` is set or the ring is aborted."""

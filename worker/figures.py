@@ -32,7 +32,6 @@ class Figures:
         self._ring = RingReport()
         self._look_at = 0.0
         self._tidy_at = 0.0
-        self._stuck = False
 
     def snapshot(self, built: Machinery | None) -> Snapshot:
         """What the session's rules see. Cheap: once a turn."""
@@ -50,18 +49,18 @@ class Figures:
         self._ring = RingReport(*(getattr(books, name) for name in _REPORTED))
         self._find(built, now)
         self._export(built)
+        self._export_engine(built)
         self._tidy(now)
 
     def _find(self, built: Machinery, now: float) -> None:
         """R6: full with nothing in it, for longer than a result is on its way. An engine in a long step is not idle."""
         asleep = built.producer.handover.sleeping
-        idle = asleep and self._session.watch.idle_s(now) >= limits.FINDING_AFTER_S
+        idle = asleep and self._session.watch.idle_s(now) >= limits.BEAT_S
         waiting = self._session.work.lines.waiting_for_ring
-        finding = built.producer.finding(engine_idle=idle, waiting_items=waiting)
-        if finding is not None and not self._stuck:
+        finding = built.producer.stuck(now, engine_idle=idle, waiting_items=waiting)
+        if finding is not None:
             self._metrics.ring_stuck.inc()
-            self._log.error("ring_stuck", finding=finding.line())
-        self._stuck = finding is not None
+            self._log.error("ring_stuck", finding=finding.line(), holders=[one.by for one in finding.holders])
 
     def _export(self, built: Machinery) -> None:
         ring, out, counts = self._ring, self._metrics, self._session.counts
@@ -71,13 +70,27 @@ class Figures:
         out.ring_padding_live_bytes.set(ring.padding_live)
         out.ring_tokens_pending.set(ring.tokens_pending)
         out.ring_items_unresolved.set(ring.items_unresolved)
-        out.advance(out.tokens_generated, built.engine.tokens)
         out.advance(out.reconnects, max(0, counts["logins"] - 1))
         out.advance(out.messages_dropped.labels(reason="stale_fence"), counts["stale"])
         out.advance(out.messages_dropped.labels(reason="duplicate_line"), counts["duplicate"])
         out.sessions.labels(worker=self._session.identity.worker).set(self._session.fence is not None)
         out.outbox_lines.set(self._session.work.lines.kept)
         out.wal_bytes.labels(store="outbox").set(self._outbox.wal_bytes)
+
+    def _export_engine(self, built: Machinery) -> None:
+        out, engine = self._metrics, built.engine.figures()
+        out.advance(out.tokens_generated, engine.tokens)
+        out.advance(out.staged_bytes, engine.staged_bytes)
+        out.advance(out.written_back_bytes, engine.written_back_bytes)
+        out.contexts.labels(state="running").set(engine.contexts_running)
+        out.contexts.labels(state="waiting").set(engine.contexts_waiting)
+        out.leases_open.set(engine.leases_open)
+        out.events_held.set(engine.events_held)
+        for reason, count in engine.waits:
+            out.advance(out.admission_waits.labels(reason=reason), count)
+        times = built.engine.step_seconds
+        while times:
+            out.step_seconds.observe(times.popleft())
 
     def _tidy(self, now: float) -> None:
         if now < self._tidy_at or self._session.work.lines.unfinished:

@@ -7,6 +7,7 @@ model is there. Knows no session.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from ring.consumer import Consumer
 from ring.memory import HostRingMemory, RingMemory
 from ring.producer import Producer
 from worker.request_rules import Serving
-from worker.structures import Finished, Request
+from worker.structures import EngineFigures, Finished, Request
 from worker.tokenizer import HubCodec, Preparer, TextCodec
 
 MIB = 1024 * 1024
@@ -31,10 +32,17 @@ SAMPLE_BYTES = MIB
 
 
 class RunningEngine(Protocol):
-    """What the worker asks of an engine. ``steps`` and ``tokens`` only grow, and any thread may read them."""
+    """What the worker asks of an engine. ``steps`` and ``tokens`` only grow; any thread may read what is here."""
 
     steps: int
     tokens: int
+
+    @property
+    def step_seconds(self) -> deque[float]:
+        """What each step took, oldest first; the reader takes them out."""
+        ...
+
+    def figures(self) -> EngineFigures: ...
 
     def run(self, stop: Any) -> None: ...
 

@@ -79,3 +79,19 @@ class Outcome:
     prompt_tokens: int
     completion_tokens: int
     body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What an engine measures of itself. Bytes, steps and tokens only grow; the rest is as it stands."""
+
+    steps: int = 0
+    tokens: int = 0
+    staged_bytes: int = 0
+    written_back_bytes: int = 0
+    events_held: int = 0
+    leases_open: int = 0
+    contexts_running: int = 0
+    contexts_waiting: int = 0
+    waits: tuple[tuple[str, int], ...] = ()
+    """Steps planned while the head of the queue waited, by reason."""

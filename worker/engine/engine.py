@@ -10,6 +10,7 @@ all, and ``run`` raises, so that the process ends with the reason.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from common import log
 from common.config import EngineSettings
 from common.errors import InvariantError
-from common.limits import ENGINE_IDLE_S, ENGINE_POLL_MAX_S, ENGINE_POLL_MIN_S, STEP_DEADLINE_S
+from common.limits import ENGINE_IDLE_S, ENGINE_POLL_MAX_S, ENGINE_POLL_MIN_S, STEP_DEADLINE_S, STEPS_REPORTED_MAX_COUNT
 from common.messages import LineRef
 from ring.consumer import Consumer
 from worker.engine.attention import KEYWORD, registered
@@ -40,7 +41,7 @@ from worker.engine.stopping import Answer
 from worker.engine.tables import Tables, Upload
 from worker.engine.transport import Quarantine, Transport
 from worker.engine.warmup import warm_up
-from worker.structures import Finished, Request
+from worker.structures import EngineFigures, Finished, Request
 
 
 class StepLateError(DeviceError):
@@ -95,6 +96,8 @@ class Engine:
         self._consumer, self._on_finished, self._on_admitted, self._watch = consumer, on_finished, on_admitted, watch
         device.adopt()
         self.steps = self.tokens = 0
+        self.step_seconds: deque[float] = deque(maxlen=STEPS_REPORTED_MAX_COUNT)
+        """What each step took; whoever exports them takes them out, and without a reader the oldest go."""
         self.pages = PageLeases(self.fit.concurrency)
         self.transport = Transport(device, pages=self.pages)
         self.scheduler = Scheduler(self.fit, settings.chunk_tokens, SegmentBook(self.pages, self.fit.concurrency))
@@ -134,6 +137,7 @@ class Engine:
 
     def step(self) -> bool:
         """One pass of the model over what is planned; False when there was nothing to do."""
+        began = time.monotonic()
         with self._failing():
             now, self._next, self._decided = self._next or self._begin(), None, False
             if now is not None:
@@ -144,6 +148,7 @@ class Engine:
             behind, self._behind = self._behind, now
             if behind is not None:
                 self._land(behind)
+                self.step_seconds.append(time.monotonic() - began)
         return now is not None or behind is not None
 
     @contextmanager
@@ -321,6 +326,15 @@ class Engine:
         if context.number in self._unread:
             self._unread.remove(context.number)
             self.intake.read(context.entry)
+
+    def figures(self) -> EngineFigures:
+        """As it stands; any thread may ask."""
+        transport, scheduler = self.transport, self.scheduler
+        return EngineFigures(
+            self.steps, self.tokens, transport.bytes_in, transport.bytes_back, self.device.events_held,
+            transport.book.began - transport.book.retired, len(scheduler.running), len(scheduler.waiting),
+            tuple(scheduler.waits.copy().items()),
+        )  # fmt: skip
 
     # -- start and end --------------------------------------------------------------------------------------------
     def _make_route(self) -> Route:

@@ -17,7 +17,7 @@ from common.metrics import Metrics
 from worker import machinery
 from worker.figures import LOOK_EVERY_S, Figures
 from worker.outbox import Outbox
-from worker.structures import Request, Sampling
+from worker.structures import EngineFigures, Request, Sampling
 
 
 class Table:
@@ -66,6 +66,25 @@ def test_a_worker_without_a_model_has_nothing_to_give() -> None:
     assert Figures(Metrics(), None, None).snapshot(None).free_entries == 0  # type: ignore[arg-type]
 
 
+def test_the_engines_own_figures_are_metrics(table: Table) -> None:
+    """In life: bytes over the link, leases and events in use, waits by reason, step times: what says why it is slow."""
+    engine = table.built.engine
+    engine.step_seconds.extend([0.004, 0.02])
+    engine.figures = lambda: EngineFigures(  # type: ignore[method-assign]
+        5, 7, 1_000, 10, 3, 2, 4, 6, (("segments", 9),)
+    )
+    for now in (100.0, 100.0 + LOOK_EVERY_S):
+        table.figures.look(table.built, now)
+    found = [
+        table.value(name)
+        for name in ("tokens_generated_total", "staged_bytes_total", "written_back_bytes_total", "step_seconds_count")
+    ]
+    assert found == [7, 1_000, 10, 2]
+    assert (table.value("leases_open"), table.value("events_held")) == (2, 3)
+    assert (table.value("contexts", state="running"), table.value("contexts", state="waiting")) == (4, 6)
+    assert table.value("admission_waits_total", reason="segments") == 9
+
+
 def test_a_ring_full_of_nothing_is_named_once(table: Table, line: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """R6: items unresolved, no tokens pending, engine idle, for longer than any result is on its way."""
     rig = table.rig
@@ -76,13 +95,15 @@ def test_a_ring_full_of_nothing_is_named_once(table: Table, line: Any, capsys: p
     now = rig.now
     for asleep, found in ((False, 0), (True, 1)):  # an engine in a long step, then one that sleeps on the ring
         table.built.producer.handover.sleeping = asleep
-        for _ in range(int(limits.FINDING_AFTER_S) + 3):
+        for _ in range(int(limits.RING_STUCK_S + limits.BEAT_S) + 3):
             rig.tick(1.0, steps=5)
             if rig.session.fence is not None:
                 rig.hear(wire.BrokerBeat(rig.fence))
             now += 1.0
             table.figures.look(table.built, now)
         assert table.value("ring_stuck_total") == found
+    said = capsys.readouterr()
+    assert "held by #1 0+0 B by the ring: published, not taken by the engine" in said.out + said.err
     rig.tick(1.0, steps=6)
     table.figures.look(table.built, now + 1)
     assert table.value("ring_stuck_total") == 1

@@ -18,7 +18,7 @@ from common.messages import BatchLine, Fence, LineRef
 from worker import machinery
 from worker.outbox import Outbox, OutboxBlocked
 from worker.process import Worker
-from worker.structures import Finished
+from worker.structures import EngineFigures, Finished
 
 BODY = b'{"model":"echo","messages":[{"role":"user","content":"hello"}]}'
 INSECURE = KeySettings(insecure=True)
@@ -155,6 +155,10 @@ def test_an_engine_that_ends_ends_the_process(make: Any, broker: Scripted, monke
 
     class Dying:
         steps = tokens = 0
+        step_seconds = ()
+
+        def figures(self) -> EngineFigures:
+            return EngineFigures()
 
         def run(self, stop: Any) -> None:
             raise RuntimeError("illegal address")

@@ -229,6 +229,17 @@ def test_a_request_that_never_fits_is_refused_with_its_numbers() -> None:
     assert outcome.finished[1].reason == "length"
 
 
+def test_its_figures_say_what_moved_and_what_is_held() -> None:
+    """In life: the worker exports them; at rest nothing is held, and each step that landed has its time."""
+    outcome = rigs.run(rigs.model(), rigs.together(5, 6))
+    engine = outcome.local.engine
+    figures = engine.figures()
+    assert (figures.steps, figures.tokens) == (engine.steps, 10)
+    assert figures.staged_bytes > figures.written_back_bytes > 0
+    assert (figures.events_held, figures.leases_open, figures.contexts_waiting) == (0, 0, 0)
+    assert len(engine.step_seconds) == engine.steps
+
+
 def test_started_idle_it_waits_and_then_works() -> None:
     """In life: a worker with nothing to do; work comes later."""
     local = LocalEngine(rigs.model(), rigs.settings())
