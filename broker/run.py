@@ -127,6 +127,9 @@ def run_command(
     dtype: Annotated[
         str, typer.Option(envvar="HAULIER_DTYPE", help="auto, float32, bfloat16 or float16.")
     ] = DEFAULTS.dtype,
+    threads: Annotated[
+        int, typer.Option(envvar="HAULIER_THREADS", help="Processor threads with --device cpu; 0: half the cores.")
+    ] = DEFAULTS.threads,
     echo: Annotated[
         bool, typer.Option("--echo", envvar="HAULIER_ECHO", help="No model: each answer is its request's own text.")
     ] = False,
@@ -137,7 +140,7 @@ def run_command(
     """Answer a file of requests with a fleet of its own on this machine: start, run, stop. Run again, it resumes."""
     engine = EngineSettings(
         model, device, device_pages_gib, host_pool_gib, concurrency, context_tokens, fit, residency, page_tokens,
-        chunk_tokens, slot_gib, dtype,
+        chunk_tokens, slot_gib, dtype, threads,
     )  # fmt: skip
     plan = Plan(source, output, error, engine, state, workers, lenient, echo)
     if as_json and output == "-":

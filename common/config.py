@@ -109,6 +109,8 @@ class EngineSettings:
     slot_gib: float = 0.0
     """Size of one staging slot; 0 for just what ``concurrency`` histories of one layer need."""
     dtype: str = "auto"
+    threads: int = 0
+    """Processor threads of the engine's arithmetic with ``--device cpu``; 0 for half the cores."""
 
     def __post_init__(self) -> None:
         _need(bool(self.model), "--model says which model to serve")
@@ -128,6 +130,7 @@ class EngineSettings:
         _need(self.page_tokens >= 1, f"--page-tokens {self.page_tokens} must be 1 or more")
         _need(self.chunk_tokens >= 1, f"--chunk-tokens {self.chunk_tokens} must be 1 or more")
         _need(self.slot_gib >= 0, f"--slot-gib {self.slot_gib} must be 0 or more")
+        _need(0 <= self.threads <= 1024, f"--threads {self.threads} must be 0 (half the cores) to 1024")
         _need(
             self.dtype in ("auto", "float32", "bfloat16", "float16"),
             f"--dtype {self.dtype!r} is none of auto, float32, bfloat16, float16",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from pathlib import Path
 
 import typer
@@ -81,6 +82,9 @@ def worker(
         0.0, "--slot-gib", envvar="HAULIER_SLOT_GIB", help="One staging slot; 0 for just what fits."
     ),
     dtype: str = typer.Option("auto", "--dtype", envvar="HAULIER_DTYPE", help="auto, float32, bfloat16 or float16."),
+    threads: int = typer.Option(
+        0, "--threads", envvar="HAULIER_THREADS", help="Processor threads with --device cpu; 0: half the cores."
+    ),
     ring_mib: int = typer.Option(64, "--ring-mib", envvar="HAULIER_RING_MIB", help="Payload of the ring."),
     metrics_port: int = typer.Option(
         0, "--metrics-port", envvar="HAULIER_METRICS_PORT", help="Serve metrics there; 0 for no port."
@@ -103,6 +107,7 @@ def worker(
             model=model or ("echo" if echo else ""), device=device, device_pages_gib=device_pages_gib,
             host_pool_gib=host_pool_gib, concurrency=concurrency, context_tokens=context_tokens, fit=fit,
             residency=residency, page_tokens=page_tokens, chunk_tokens=chunk_tokens, slot_gib=slot_gib, dtype=dtype,
+            threads=threads,
         ),
         ring_mib=ring_mib,
         metrics_port=metrics_port,
@@ -112,6 +117,9 @@ def worker(
     )  # fmt: skip
     parent.follow_parent()
     if not echo:
+        # read when torch's threads first start: spinning at each barrier, they would take the cores from broker, session
+        # and each other (a step on two shared cores took 6 times as long)
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         _need_extra()
     from worker import process  # needs numpy, which the client's machine may lack
 

@@ -17,6 +17,7 @@ from common.errors import RefusedError, UsageError
 from worker.engine.device import Device
 from worker.engine.geometry import Geometry, geometry_of
 from worker.engine.stopping import Decode
+from worker.model_store import quiet
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -112,6 +113,7 @@ def decoder(tokenizer: Any) -> Decode:
 
 def from_folder(place: str | Path, device: Device, dtype: str, context_tokens: int) -> LoadedModel:
     """Load weights and tokenizer of a local folder or hub id. Raises ``RefusedError`` naming what is wrong with it."""
+    quiet()
     try:
         config = transformers.AutoConfig.from_pretrained(place)
         wanted = chosen_dtype(dtype, config, device.torch_device)

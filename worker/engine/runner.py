@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -38,9 +39,11 @@ def load(settings: EngineSettings, folder: Path | None = None) -> LoadedModel:
     """The model of ``--model`` on the device of ``--device``; fetched first when it is one we know and is not there.
     ``folder`` overrides where its files are.
 
-    Blocks for as long as loading takes; any thread. Raises ``RefusedError`` naming the setting to change.
+    Blocks for as long as loading takes; on the engine's thread, since torch counts its processor threads by caller. Raises ``RefusedError`` naming the setting to change.
     """
     device = open_device(settings.device)
+    if settings.device == "cpu":
+        torch.set_num_threads(settings.threads or max(1, (os.cpu_count() or 1) // 2))
     loaded = from_folder(
         folder or ensure(settings.model, log.get("engine").info), device, settings.dtype, settings.context_tokens
     )

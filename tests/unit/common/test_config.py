@@ -115,6 +115,7 @@ def test_an_open_broker_on_loopback_is_fine(bind: str) -> None:
         ("residency", "half", "--residency"),
         ("page_tokens", 0, "--page-tokens"),
         ("chunk_tokens", 0, "--chunk-tokens"),
+        ("threads", -1, "--threads"),
         ("slot_gib", -1.0, "--slot-gib"),
         ("dtype", "float8", "--dtype"),
     ],
