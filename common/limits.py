@@ -88,8 +88,8 @@ DEATHS_ALONE_MAX_COUNT = 2
 
 # -- worker -----------------------------------------------------------------------------------------------------
 PREFETCH_MIN_LINES = 4
-"""Lines a worker takes beyond those its engine runs, or a quarter of them if that is more: enough to hide one round trip
-and tokenizing, few enough that the end of a job is not stuck behind one worker."""
+"""Lines a worker takes beyond those its engine runs, or a quarter of them if that is more: enough to hide one round
+trip and tokenizing, few enough that the end of a job is not stuck behind one worker."""
 RESULTS_UNCONFIRMED_MAX_BYTES = PARTS_UNCONFIRMED_MAX_COUNT * PART_MAX_BYTES
 """Results on their way and not acknowledged, long and short together: a beat waits behind no more than this."""
 RESULTS_UNCONFIRMED_MAX_LINES = 4_096

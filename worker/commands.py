@@ -117,8 +117,8 @@ def worker(
     )  # fmt: skip
     parent.follow_parent()
     if not echo:
-        # read when torch's threads first start: spinning at each barrier, they would take the cores from broker, session
-        # and each other (a step on two shared cores took 6 times as long)
+        # read when torch's threads first start: spinning at each barrier, they would take the cores from broker,
+        # session and each other (a step on two shared cores took 6 times as long)
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         _need_extra()
     from worker import process  # needs numpy, which the client's machine may lack

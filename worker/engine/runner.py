@@ -39,7 +39,8 @@ def load(settings: EngineSettings, folder: Path | None = None) -> LoadedModel:
     """The model of ``--model`` on the device of ``--device``; fetched first when it is one we know and is not there.
     ``folder`` overrides where its files are.
 
-    Blocks for as long as loading takes; on the engine's thread, since torch counts its processor threads by caller. Raises ``RefusedError`` naming the setting to change.
+    Blocks for as long as loading takes; on the engine's thread, since torch counts its processor threads by caller.
+    Raises ``RefusedError`` naming the setting to change.
     """
     device = open_device(settings.device)
     if settings.device == "cpu":
