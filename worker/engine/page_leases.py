@@ -51,6 +51,8 @@ class ContextSet:
     def __post_init__(self) -> None:
         if len(set(self.ids)) != len(self.ids):
             raise LeaseError("a context stands twice in one step")
+        if len(set(self.owners)) != len(self.owners):
+            raise LeaseError("two contexts of one step write to one host owner")
         object.__setattr__(self, "owner_set", frozenset(self.owners))
         object.__setattr__(self, "pages", tuple(owner for owner in self.owners if isinstance(owner, HostPage)))
 
