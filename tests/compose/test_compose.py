@@ -171,7 +171,7 @@ def test_a_broker_killed_in_the_middle_costs_nothing(fleet: Fleet, tmp_path: Pat
 
 def test_both_workers_share_the_volumes_and_stay_apart(fleet: Fleet) -> None:
     """--scale worker=N shares one state volume: each worker has a slot, an identity and a session of its own."""
-    wait_until(lambda: len(fleet.ask("workers")) == 2, UP_S, "two sessions")
+    wait_until(lambda: len(fleet.ask("workers")["workers"]) == 2, UP_S, "two sessions")
 
 
 def test_no_process_in_the_containers_is_root(fleet: Fleet) -> None:
