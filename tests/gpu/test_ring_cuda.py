@@ -108,7 +108,7 @@ def test_no_id_is_lost_or_overwritten_under_backpressure(memory) -> None:
                     for entry in consumer.take():
                         consumer.await_doorbell(stream.cuda_stream, entry)
                         ((item, start, tokens),) = entry.requests
-                        torch.sum(view[start : start + tokens], dtype=torch.int64, out=sums[item])
+                        sums[item].copy_(view[start : start + tokens].sum(dtype=torch.int64))
                         consumer.release(entry, stream.cuda_stream)
                         left -= 1
         except BaseException as error:  # noqa: BLE001 (handed to the test's own thread)
