@@ -44,13 +44,19 @@ def broker(
     grace: Annotated[
         float, typer.Option(help="Seconds workers have to claim lines after a restart.", envvar="HAULIER_GRACE")
     ] = 30.0,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby", help="Wait while another broker has --state; then take over.", envvar="HAULIER_STANDBY"
+        ),
+    ] = False,
 ) -> None:
     """Run the broker: takes jobs, gives their lines to workers, keeps what comes back."""
     found = endpoints(bind)
     if len(found) != 1:
         raise UsageError(f"--bind {bind!r} must be one address, tcp://HOST:PORT")
     settings = BrokerSettings(
-        found[0], state, KeySettings(keys, insecure, force_insecure), disk_reserve_gib, metrics_port, grace
+        found[0], state, KeySettings(keys, insecure, force_insecure), disk_reserve_gib, metrics_port, grace, standby
     )
     log.setup()
     follow_parent()

@@ -1,12 +1,14 @@
 """shell: the broker process from lock to leave: opens what it needs, runs turns, and goes when told to. Knows no rule.
 
 SIGTERM and SIGINT: no more clients, workers are told, a last commit, exit 0. A second one ends the process at once.
+With ``--standby`` it waits for the lock first (``broker.standby``) and then goes the same way.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
 
 import structlog
@@ -15,11 +17,13 @@ import zmq
 from broker.link import Link
 from broker.server import STORE_NAME, Server, prepare
 from broker.spool import Spool
+from broker.standby import Standby, pulse
 from broker.store import Store
 from common import metrics, wire
 from common.clock import SystemClock
-from common.config import GIB, BrokerSettings
+from common.config import GIB, BrokerSettings, KeySettings
 from common.errors import RefusedError
+from common.keys import load_server
 from common.locks import Lock
 
 log = structlog.get_logger(room="broker.process")
@@ -29,11 +33,34 @@ ENDPOINT_NAME = "endpoint"
 
 def serve(settings: BrokerSettings) -> None:
     """Be a broker until told to stop. Main thread. Raises ``RefusedError`` for what must be changed first."""
+    _check_keys(settings.keys)
+    told = _Told()
+    figures = metrics.Metrics()
     lock = Lock(settings.state / "lock")
+    port = metrics.start(figures, settings.metrics_port)
+    try:
+        if _take(lock, settings, told, figures):
+            _serve(settings, told, figures)
+    finally:
+        lock.release()
+        if port is not None:
+            port.stop()
+
+
+def _take(lock: Lock, settings: BrokerSettings, told: _Told, figures: metrics.Metrics) -> bool:
+    """Whether the store is ours; a standby waits for it, until it is told to stop."""
+    if settings.standby:
+        return Standby(lock, settings.state, SystemClock(), figures).wait(told.stop)
     if not lock.try_take():
         raise RefusedError(
-            f"{settings.state} is in use by another broker (process {lock.holder()}); stop it or choose another --state"
+            f"{settings.state} is in use by another broker (process {lock.holder()}); stop it, choose another --state, "
+            "or wait for its end with --standby"
         )
+    return True
+
+
+def _serve(settings: BrokerSettings, told: _Told, figures: metrics.Metrics) -> None:
+    """Be the broker of a store that is locked for us."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     store = None
     spool = Spool(settings.state / "spool")
@@ -45,14 +72,11 @@ def serve(settings: BrokerSettings) -> None:
             try:
                 clock = SystemClock()
                 state = prepare(store, spool, clock, settings.grace_s, int(settings.disk_reserve_gib * GIB))
-                figures = metrics.Metrics()
-                port = metrics.start(figures, settings.metrics_port)
                 server = Server(state, store, spool, link, clock, settings.state, figures)
-                _obey_signals(server)
+                told.tell(server)
+                pulse(settings.state)
                 _announce(settings, socket, state.incarnation, len(state.jobs))
                 server.run()
-                if port is not None:
-                    port.stop()
             finally:
                 link.close()
     finally:
@@ -60,7 +84,12 @@ def serve(settings: BrokerSettings) -> None:
             store.close()
         spool.close()
         context.term()
-        lock.release()
+
+
+def _check_keys(keys: KeySettings) -> None:
+    """A standby with keys that cannot be used must say so now, and not when it is needed."""
+    if keys.directory is not None and not keys.insecure:
+        load_server(keys.directory)
 
 
 def _announce(settings: BrokerSettings, socket: zmq.Socket[bytes], incarnation: int, jobs: int) -> None:
@@ -72,11 +101,23 @@ def _announce(settings: BrokerSettings, socket: zmq.Socket[bytes], incarnation: 
     log.info("listening", endpoint=endpoint, incarnation=incarnation, open_jobs=jobs, insecure=settings.keys.insecure)
 
 
-def _obey_signals(server: Server) -> None:
-    def stop(number: int, _: FrameType | None) -> None:
-        if server.stopping:
-            os._exit(128 + number)
-        server.stopping = True
+class _Told:
+    """What signals ask of this process: to stop in good order, and told again, to end at once. Main thread."""
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._server: Server | None = None
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+
+    def tell(self, server: Server) -> None:
+        """From now on it is this one that has to stop."""
+        self._server = server
+        server.stopping = self.stop.is_set()
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self.stop.is_set():
+            os._exit(128 + number)
+        self.stop.set()
+        if self._server is not None:
+            self._server.stopping = True

@@ -18,6 +18,7 @@ from broker.inputs import Came, Input, InputFailed, Loaded, Now, Stop, Tick, Uns
 from broker.intake import Intake
 from broker.link import Link
 from broker.spool import Spool
+from broker.standby import pulse
 from broker.state import Job, State
 from broker.store import Store
 from common import limits, messages
@@ -204,6 +205,7 @@ class Server:
         if mono - self._measured_at < limits.BEAT_S:
             return
         self._measured_at = mono
+        pulse(self._folder)
         workers = set(self.state.by_worker)
         for worker in workers | self._seen:
             self.metrics.sessions.labels(worker=worker).set(int(worker in workers))

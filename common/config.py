@@ -79,6 +79,8 @@ class BrokerSettings:
     disk_reserve_gib: float = 1.0
     metrics_port: int = 0
     grace_s: float = 30.0
+    standby: bool = False
+    """Wait for the store while another broker has it, and take over when that one ends."""
 
     def __post_init__(self) -> None:
         _need(_ENDPOINT.fullmatch(self.bind) is not None, f"--bind {self.bind!r} is not tcp://HOST:PORT")

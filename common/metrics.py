@@ -42,6 +42,10 @@ class Metrics:
         self.sessions_gone_working = self._counter(
             "sessions_gone_working", "Sessions declared gone while they held work, by reason", "reason"
         )
+        self.standby = self._gauge("standby", "1 while this broker waits for another one's end")
+        self.active_silent_seconds = self._gauge(
+            "active_silent_seconds", "How long the active broker has done no turn, as its standby sees it"
+        )
         self.reconnects = self._counter("reconnects", "Logins of this worker after its first")
         self.messages_dropped = self._counter("messages_dropped", "Messages of stale sessions not acted on", "reason")
         # engine
