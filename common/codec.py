@@ -1,7 +1,8 @@
 """values: messages to bytes and back, every field checked (bad peers cost only their own session).
 
 A message is a msgpack array: its type's name, then its fields in order; nested values are arrays likewise. Types are
-checked as declared in ``common.messages``, counts and lengths against ``common.limits``. Knows no socket.
+checked as declared in ``common.messages``, counts and lengths against ``common.limits``. Lists of what travels once for
+each line are read in bulk (``common.bulk``), and slowly only to say what is wrong. Knows no socket.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any, TypeVar, Union, cast
 
 import msgpack
 
-from common import limits, messages
+from common import bulk, limits, messages
 from common.errors import PeerFault
 
 T = TypeVar("T")
 Decode = Callable[[Any, str], Any]
-INT_MAX = 2**63 - 1
+INT_MAX = bulk.INT_MAX
 REASONS = frozenset({"reason", "message", "findings"})
 """Fields that hold sentences: bounded by ``REASON_MAX_CHARS`` instead of ``TEXT_MAX_CHARS``."""
 
@@ -53,20 +54,19 @@ def _fields(value: object) -> list[Any]:
     for name in _NAMES[type(value)]:
         item = getattr(value, name)
         kind = type(item)
-        if kind in _NAMES:
+        if kind in _CLASSES:
             out.append(_fields(item))
-        elif kind is tuple:
-            out.append([_fields(one) if type(one) in _NAMES else one for one in item])
-        else:
+        elif kind is tuple and item and type(item[0]) in _CLASSES:
+            out.append([_fields(one) for one in item])
+        else:  # named tuples too: to msgpack they are arrays
             out.append(item)
     return out
 
 
 def _reader(cls: type[T]) -> Decode:
     hints = typing.get_type_hints(cls)
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # only ever called with the dataclasses of messages
-    readers = [_read(hints[field.name], field.name) for field in fields]
-    required = sum(field.default is dataclasses.MISSING for field in fields)
+    readers = [_read(hint, name) for name, hint in hints.items()]
+    required = len(readers) - _defaults(cls)
 
     def read(raw: Any, where: str) -> T:
         if not isinstance(raw, tuple) or not required <= len(raw) <= len(readers):
@@ -76,22 +76,30 @@ def _reader(cls: type[T]) -> Decode:
     return read
 
 
+def _defaults(cls: Any) -> int:
+    if dataclasses.is_dataclass(cls):
+        return sum(field.default is not dataclasses.MISSING for field in dataclasses.fields(cls))
+    return len(cls._field_defaults)
+
+
 def _read(hint: Any, name: str) -> Decode:
     if hint in (int, float, bool, str, bytes):
         return _SCALARS[hint](name)
     if typing.get_origin(hint) is tuple:
-        return _many(_read(typing.get_args(hint)[0], name), name)
+        inner = typing.get_args(hint)[0]
+        return _many(_read(inner, name), name, bulk.reader(inner, _text_max) if hasattr(inner, "_fields") else None)
     if typing.get_origin(hint) in (Union, types.UnionType):
         inner = _read(next(arg for arg in typing.get_args(hint) if arg is not type(None)), name)
         return lambda raw, where: None if raw is None else inner(raw, where)
     return _reader(hint)
 
 
-def _many(one: Decode, name: str) -> Decode:
+def _many(one: Decode, name: str, fast: bulk.Bulk | None) -> Decode:
     def read(raw: Any, where: str) -> tuple[Any, ...]:
         if not isinstance(raw, tuple) or len(raw) > limits.PAGE_MAX_COUNT:
             raise PeerFault("bad_list", f"{where}.{name} must be a list of at most {limits.PAGE_MAX_COUNT}")
-        return tuple([one(item, where) for item in raw])
+        read = None if fast is None else fast(raw)
+        return tuple([one(item, where) for item in raw]) if read is None else read
 
     return read
 
@@ -132,8 +140,12 @@ def _boolean(name: str) -> Decode:
     return read
 
 
+def _text_max(name: str) -> int:
+    return limits.REASON_MAX_CHARS if name in REASONS else limits.TEXT_MAX_CHARS
+
+
 def _text(name: str) -> Decode:
-    most = limits.REASON_MAX_CHARS if name in REASONS else limits.TEXT_MAX_CHARS
+    most = _text_max(name)
 
     def read(raw: Any, where: str) -> str:
         if type(raw) is not str or len(raw) > most:
@@ -164,6 +176,8 @@ _VALUES = (
     messages.BatchLine, messages.Result, messages.Problem, messages.WorkerInfo,
 )  # fmt: skip
 _NAMES: dict[type, tuple[str, ...]] = {
-    cls: tuple(field.name for field in dataclasses.fields(cls)) for cls in (*messages.FLEET, *messages.CLIENT, *_VALUES)
+    cls: tuple(typing.get_type_hints(cls)) for cls in (*messages.FLEET, *messages.CLIENT, *_VALUES)
 }
+_CLASSES = frozenset(cls for cls in _NAMES if dataclasses.is_dataclass(cls))
+"""Those that msgpack cannot write by itself."""
 _READERS: dict[str, Decode] = {cls.__name__: _reader(cls) for cls in (*messages.FLEET, *messages.CLIENT)}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from random import Random, SystemRandom
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class LineId:
+class LineId(NamedTuple):
     """One line of one job. ``job`` is the canonical text of a UUID, ``index`` counts the job's good lines from 0."""
 
     job: str
-    index: int
+    index: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody here needs
 
     def __str__(self) -> str:
         return f"{self.job}#{self.index}"

@@ -2,12 +2,14 @@
 
 First the worker's session with its broker (S1-S5), then the client's requests. Every field is checked against its
 type and against ``common.limits`` by ``common.codec`` before anyone sees the message. Bodies are bytes of JSON, so
-that a broker carries them without looking inside.
+that a broker carries them without looking inside. What travels once for each line is a named tuple (made, hashed and
+compared at a fraction of a dataclass's cost), the rest are frozen dataclasses.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.ids import LineId
 
@@ -24,12 +26,11 @@ class Fence:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class LineRef:
+class LineRef(NamedTuple):
     """One try at one line: DONE is judged by it alone."""
 
     job: str
-    index: int
+    index: int  # type: ignore[assignment]  # tuples have a method of this name, which nobody here needs
     attempt: int
 
     @property
@@ -59,16 +60,14 @@ class RingReport:
     items_unresolved: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLine:
+class HeldLine(NamedTuple):
     """A line the worker holds: ``state`` is ``running`` (not finished) or ``finished`` (durable in its outbox)."""
 
     ref: LineRef
     state: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The broker's word on a held or delivered line.
 
     For a HELLO's lines: ``keep`` (go on), ``cancel`` (stop, nobody wants it), ``stored`` (durable already, drop it),
@@ -127,8 +126,7 @@ class Refused:
 # ---------------------------------------------------------------------------------------------- worker, at work
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLine:
+class BatchLine(NamedTuple):
     """A line to run. ``total`` is the body's whole length; ``body`` is all of it or, for a long one, its first part."""
 
     ref: LineRef
@@ -184,8 +182,7 @@ class BrokerBeat:
     fence: Fence
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """A finished line. ``status`` is ``ok``, ``failed`` (the line's own fault) or ``cancelled`` (was told to stop).
 
     ``total`` is the whole length of ``body``; a longer body than ``PART_MAX_BYTES`` starts here and goes on in

@@ -40,7 +40,7 @@ def values_of(hint: Any, name: str) -> st.SearchStrategy[Any]:
 
 def instances(cls: type) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(cls)
-    return st.builds(cls, **{field.name: values_of(hints[field.name], field.name) for field in dataclasses.fields(cls)})
+    return st.builds(cls, **{name: values_of(hint, name) for name, hint in hints.items()})
 
 
 anything = st.recursive(

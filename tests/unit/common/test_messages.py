@@ -16,6 +16,9 @@ DECLARED = [cls for _, cls in inspect.getmembers(messages, inspect.isclass) if c
 @pytest.mark.parametrize("cls", DECLARED, ids=lambda cls: cls.__name__)
 def test_values_cannot_change_on_their_way(cls: type) -> None:
     """A message that a rule has judged is the one that is sent."""
+    if issubclass(cls, tuple):  # what travels once for each line
+        assert hasattr(cls, "_fields")
+        return
     assert dataclasses.is_dataclass(cls)
     assert cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert hasattr(cls, "__slots__")
