@@ -15,9 +15,23 @@ from common.messages import BatchLine, LineRef, Result, Verdict
 REF = ("j", 3, 1)
 near = st.sampled_from(
     [
-        REF, ["j", 3, 1], ("j", 3), ("j", -1, 1), ("j", True, 1), ("j", INT_MAX + 1, 1), "j", "x" * 513, 0, 7, -1, True,
-        1.0, None, b"body", (),
-    ]  # fmt: skip
+        REF,
+        ["j", 3, 1],
+        ("j", 3),
+        ("j", -1, 1),
+        ("j", True, 1),
+        ("j", INT_MAX + 1, 1),
+        "j",
+        "x" * 513,
+        0,
+        7,
+        -1,
+        True,
+        1.0,
+        None,
+        b"body",
+        (),
+    ]
 )
 
 
