@@ -134,6 +134,8 @@ def _rounds(memory: RingMemory, stream: Any) -> str:
     producer = Producer(memory, Accounting(memory.capacity_bytes, memory.entries))
     consumer, view = Consumer(producer), memory.payload_device_view()
     row = torch.zeros(BATCH_TOKENS, dtype=torch.int32, device=view.device)
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream(view.device))
     for number in range(RING_ROUNDS_COUNT):
         tokens = BATCH_TOKENS - 16 * (number % 7)
         value = producer.accounting.next_sequence
