@@ -21,6 +21,7 @@ from common.errors import InvariantError, UsageError
 from worker.engine.device import Device, QueueName
 from worker.engine.device_pool import Rows
 from worker.engine.fit import rounded_up
+from worker.engine.lifecycle_clock import LifecycleClock
 from worker.engine.local import LocalEngine
 from worker.engine.model import DTYPES, LoadedModel, from_config, shape_config
 from worker.engine.runner import open_device
@@ -29,6 +30,8 @@ from worker.structures import Sampling
 
 WARM_STEPS = 4
 """Decode steps before the measured ones: allocator and host settle, and the first copies of a step are prefetched."""
+LIFECYCLE_STEPS = 8
+"""Decode steps after the measured ones in which the transport is timed: timing costs, so those are not measured."""
 TAIL_STEPS = 4
 """Decode steps after the measured ones, so that none of those is a last one, which prefetches nothing."""
 _GIB_STEP = 1024
@@ -59,7 +62,7 @@ class BenchSettings:
 
     @property
     def answer_tokens(self) -> int:
-        return WARM_STEPS + self.steps + TAIL_STEPS
+        return WARM_STEPS + self.steps + LIFECYCLE_STEPS + TAIL_STEPS
 
 
 @dataclass(slots=True)
@@ -74,6 +77,10 @@ class Run:
     logits: dict[int, torch.Tensor]
     peak_bytes: int
     tokens: dict[int, tuple[int, ...]]
+    lifecycle_share: float
+    """Host seconds in leases, tickets and receipts for each second of decode."""
+    transport_share: float
+    """The same with the device calls in between."""
 
 
 def bench(settings: BenchSettings) -> dict[str, Any]:
@@ -104,6 +111,8 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
         "tokens_s": round(settings.contexts / step_s, 2),
         "of_floor": round(floor_s / step_s, 4),
         "ms_step": round(1000 * step_s, 3),
+        "lifecycle_share": round(staged.lifecycle_share, 4),
+        "transport_share": round(staged.transport_share, 4),
         "prefill_tokens_s": None
         if settings.fill == "random"
         else round(settings.contexts * settings.length / staged.prefill_seconds, 1),
@@ -196,12 +205,25 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
         local.step()
     seconds, steps, moved = time.perf_counter() - start, engine.steps - first, engine.transport.bytes_in - moved
     peak, _ = _device_bytes(loaded.device)
+    lifecycle_share, transport_share = _lifecycle(local)
     local.run()
     if engine.host is not None:
         link = max(link, _link(engine))
     tokens = {number: finished.token_ids for number, finished in local.finished.items()}
     local.close()
-    return Run(seconds, steps, moved, link, prefilled - begun, logits, peak, tokens)
+    return Run(seconds, steps, moved, link, prefilled - begun, logits, peak, tokens, lifecycle_share,
+               transport_share)  # fmt: skip
+
+
+def _lifecycle(local: LocalEngine) -> tuple[float, float]:
+    """Shares of some further decode steps: the lifecycle alone, and everything in the transport."""
+    clock = LifecycleClock(local.engine.transport)
+    start = time.perf_counter()
+    for _ in range(LIFECYCLE_STEPS):
+        local.step()
+    seconds = time.perf_counter() - start
+    clock.stop()
+    return clock.lifecycle_s / seconds, clock.doors_s / seconds
 
 
 def _prompts(settings: BenchSettings, vocabulary: int) -> list[list[int]]:
