@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from common.messages import Fence, LineRef
 from worker.structures import Outcome, Request, TokenizeJob
@@ -51,8 +51,7 @@ class SendPart:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenize:
+class Tokenize(NamedTuple):
     """Hand a line to the tokenizer."""
 
     job: TokenizeJob
@@ -65,23 +64,20 @@ class StopRequests:
     requests: tuple[Request, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(NamedTuple):
     """So many requests that were in the ring have ended (R4's items)."""
 
     items: int
 
 
-@dataclass(frozen=True, slots=True)
-class Save:
+class Save(NamedTuple):
     """Store a result durably, as one of this store's; answered by ``Stored``."""
 
     outcome: Outcome
     store_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(NamedTuple):
     """The broker has these durably, or wants them no more: their rows may go."""
 
     refs: tuple[LineRef, ...]
@@ -95,9 +91,15 @@ class SetAside:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class NoteRunning:
+class NoteRunning(NamedTuple):
     """The engine runs these: on record, unsynced (D5's evidence after a death)."""
+
+    refs: tuple[LineRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoteStopped:
+    """The engine runs these no more, and there is no result of them to store."""
 
     refs: tuple[LineRef, ...]
 
@@ -119,7 +121,7 @@ class Exit:
     reason: str
 
 
-WRITES = (Save, Discard, SetAside, NoteRunning)
+WRITES = (Save, Discard, SetAside, NoteRunning, NoteStopped)
 SENDS = (Connect, Disconnect, Send, SendResults, SendPart)
 Effect: TypeAlias = (
     Connect
@@ -134,6 +136,7 @@ Effect: TypeAlias = (
     | Discard
     | SetAside
     | NoteRunning
+    | NoteStopped
     | Note
     | Exit
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from common.messages import LineRef, ModelInfo, RingReport
 from worker.structures import Outcome, Prepared
@@ -22,8 +22,7 @@ class LinkLost:
     denied: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A message from the broker, its fields checked."""
 
     message: object
@@ -38,36 +37,31 @@ class Loaded:
     ring_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenized:
+class Tokenized(NamedTuple):
     """A line is ready for the ring."""
 
     prepared: Prepared
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """The ring took these."""
 
     refs: tuple[LineRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(NamedTuple):
     """The engine runs these."""
 
     refs: tuple[LineRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A line has its result: from the engine, or from the tokenizer that refused it."""
 
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """These results are in the outbox, synced (D1)."""
 
     refs: tuple[LineRef, ...]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.messages import LineRef
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(NamedTuple):
     """How the next token is chosen, when to stop. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off."""
 
     max_tokens: int
@@ -26,8 +26,7 @@ class Sampling:
     """Token ids that end the answer (the model's end-of-sequence ids among them); never part of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizeJob:
+class TokenizeJob(NamedTuple):
     """A line as it came: the whole ``body`` (JSON bytes of the request)."""
 
     ref: LineRef
@@ -35,8 +34,7 @@ class TokenizeJob:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A line the engine can run; its token ids travel in the ring beside it."""
 
     ref: LineRef
@@ -47,16 +45,14 @@ class Request:
     sampling: Sampling
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A tokenized line: int32 ``token_ids`` go into the ring's payload."""
 
     request: Request
     token_ids: array[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """What the engine has to say about a request, once. ``token_ids`` are the answer's, without a stop token."""
 
     request: Request
@@ -68,8 +64,7 @@ class Finished:
     """Set when a stop string begins inside a token: the answer is the first so many characters of the decoded text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A finished line as the outbox stores it. ``body`` is the JSON of the output line's response body."""
 
     ref: LineRef
