@@ -33,7 +33,7 @@ class Stage(IntEnum):
     DURABLE = 6
 
 
-_READY, _RUNNING, _DURABLE = int(Stage.READY), int(Stage.RUNNING), int(Stage.DURABLE)
+_RECEIVING, _TOKENIZING, _READY, _IN_RING, _RUNNING, _ENDED, _DURABLE = Stage
 """For the books, which are kept several times a line: an enumeration's members are slow to look up."""
 
 
@@ -80,12 +80,12 @@ class Lines:
 
     def receive(self, line: BatchLine, store_id: str) -> TokenizeJob | None:
         """Take a line of an assignment: the tokenizer's job if its body is whole."""
-        whole = line.total == len(line.body)
-        held = Line(line.ref, store_id, Stage.TOKENIZING if whole else Stage.RECEIVING, line.total, url=line.url)
-        if not whole:
-            held.parts = bytearray(line.body)
-        self._add(held)
-        return TokenizeJob(line.ref, line.url, line.body) if whole else None
+        ref, url, total, body = line
+        if total == len(body):
+            self._add(Line(ref, store_id, _TOKENIZING, total, url=url))
+            return TokenizeJob(ref, url, body)
+        self._add(Line(ref, store_id, _RECEIVING, total, url=url, parts=bytearray(body)))
+        return None
 
     def receive_part(self, ref: LineRef, offset: int, data: bytes) -> TokenizeJob | bool:
         """The next part of a long body: the tokenizer's job when it was the last; else whether the part fits."""
@@ -105,10 +105,10 @@ class Lines:
     def tokenized(self, prepared: Prepared) -> bool:
         """A line is ready for the ring; false if it ended meanwhile."""
         line = self._lines.get(prepared.request.ref)
-        if line is None or line.stage != Stage.TOKENIZING:
+        if line is None or line.stage != _TOKENIZING:
             return False
         line.request = prepared.request
-        self._move(line, Stage.READY, len(prepared.token_ids) * TOKEN_BYTES)
+        self._move(line, _READY, len(prepared.token_ids) * TOKEN_BYTES)
         self._ready.append(prepared)
         return True
 
@@ -129,15 +129,15 @@ class Lines:
             if not self._ready or self._ready[0].request.ref != ref:
                 raise InvariantError(f"line {ref.line} was published out of turn")
             self._ready.popleft()
-            self._move(self._lines[ref], Stage.IN_RING)
+            self._move(self._lines[ref], _IN_RING)
 
     def admitted(self, refs: Iterable[LineRef]) -> tuple[LineRef, ...]:
         """The engine runs these; those that are news."""
         news = []
         for ref in refs:
             line = self._lines.get(ref)
-            if line is not None and line.stage == Stage.IN_RING:
-                self._move(line, Stage.RUNNING)
+            if line is not None and line.stage == _IN_RING:
+                self._move(line, _RUNNING)
                 news.append(ref)
         return tuple(news)
 
@@ -149,18 +149,18 @@ class Lines:
         The caller looks at ``wanted`` and forgets or stores the line.
         """
         line = self._lines.get(ref)
-        if line is None or line.stage >= Stage.ENDED:
+        if line is None or line.stage >= _ENDED:
             return None
         self._leave_ready(line)
-        self._move(line, Stage.ENDED, size)
+        self._move(line, _ENDED, size)
         return line
 
     def stored(self, ref: LineRef) -> Line:
         """The result is durable. Raises ``InvariantError`` if there was none to store."""
         line = self._lines.get(ref)
-        if line is None or line.stage != Stage.ENDED:
+        if line is None or line.stage != _ENDED:
             raise InvariantError(f"line {ref.line} was stored without having ended")
-        self._move(line, Stage.DURABLE)
+        self._move(line, _DURABLE)
         return line
 
     def owe(self, ref: LineRef, store_id: str) -> None:
@@ -171,7 +171,7 @@ class Lines:
         """Nothing is left to do for this line."""
         line = self._lines.pop(ref)
         self._leave_ready(line)
-        self._count(line, -1)
+        self._leave(line)
         return line
 
     def get(self, ref: LineRef) -> Line | None:
@@ -210,7 +210,7 @@ class Lines:
     @property
     def unfinished(self) -> int:
         """Lines without a durable result."""
-        return len(self._lines) - self._counts[Stage.DURABLE]
+        return len(self._lines) - self._counts[_DURABLE]
 
     @property
     def kept(self) -> int:
@@ -260,33 +260,39 @@ class Lines:
         if line.ref in self._lines:
             raise InvariantError(f"line {line.ref.line} is held already")
         self._lines[line.ref] = line
-        self._count(line, 1)
+        self._enter(line)
 
     def _move(self, line: Line, stage: Stage, size: int | None = None) -> None:
         if stage <= line.stage:
             raise InvariantError(f"line {line.ref.line} cannot go from {line.stage.name} back to {stage.name}")
-        self._count(line, -1)
+        self._leave(line)
         line.stage = stage
         if size is not None:
             line.size = size
-        self._count(line, 1)
+        self._enter(line)
 
-    def _count(self, line: Line, sign: int) -> None:
+    def _enter(self, line: Line) -> None:
         stage = line.stage
-        self._counts[stage] += sign
+        self._counts[stage] += 1
         if stage <= _READY:
-            self._unpublished_bytes += sign * line.size
+            self._unpublished_bytes += line.size
         elif stage == _DURABLE:
-            self._durable_bytes += sign * line.size
-        elif stage != _RUNNING:
-            return
-        elif sign > 0:
+            self._durable_bytes += line.size
+        elif stage == _RUNNING:
             self._running[line.ref] = None
-        else:
+
+    def _leave(self, line: Line) -> None:
+        stage = line.stage
+        self._counts[stage] -= 1
+        if stage <= _READY:
+            self._unpublished_bytes -= line.size
+        elif stage == _DURABLE:
+            self._durable_bytes -= line.size
+        elif stage == _RUNNING:
             del self._running[line.ref]
 
     def _leave_ready(self, line: Line) -> None:
-        if line.stage == Stage.READY:
+        if line.stage == _READY:
             self._ready = deque(one for one in self._ready if one.request.ref != line.ref)
 
 
