@@ -91,10 +91,15 @@ class Client:
         self._request += 1
         data = codec.encode(dataclasses.replace(request, request=self._request))
         deadline = self._clock.monotonic() + self._settings.timeout_s
-        patience, pause = ANSWER_S, limits.BACKOFF_FIRST_S
+        patience, pause, tries = ANSWER_S, limits.BACKOFF_FIRST_S, 0
         while True:
-            found = self._try(data, min(deadline, self._clock.monotonic() + patience))
-            if found is not None:
+            # a name that does not resolve says nothing, and the next endpoint may be the one that took over
+            connect_s = min(limits.HANDSHAKE_S, limits.CONNECT_S * 2 ** min(tries // len(self._settings.brokers), 16))
+            found = self._try(data, min(deadline, self._clock.monotonic() + patience), connect_s)
+            tries += 1
+            if isinstance(found, messages.Failure) and found.code == "stopping":
+                self._drop()  # the next one is about to take over
+            elif found is not None:
                 self._denied = 0
                 return found
             self._give_up_when_denied()
@@ -115,11 +120,12 @@ class Client:
 
     # ------------------------------------------------------------------------------------------- one try, one socket
 
-    def _try(self, data: bytes, until: float) -> Any:
+    def _try(self, data: bytes, until: float, connect_s: float) -> Any:
         """The answer to what ``data`` asks, or None: this socket will not bring it, and it is gone."""
         socket, monitor = self._link()
         sent = False
-        while self._clock.monotonic() < until:
+        connect_by = self._clock.monotonic() + connect_s
+        while self._clock.monotonic() < (until if sent else min(until, connect_by)):
             self._idle()
             if not sent:
                 sent = _send(socket, data)

@@ -154,7 +154,7 @@ def _open(state: State, came: Came, login: Login, now: Now, step: Step) -> None:
         epoch, state.next_epoch = state.next_epoch, state.next_epoch + 1
     if former is not None:
         legal(state, former.peer, "superseded")
-        if page.incarnation > former.fence.worker_incarnation:
+        if page.incarnation > former.fence.worker_incarnation and page.ran is None:
             suspects.died(state, former, step)
         recovery.orphan(former)
         _forget(state, former)
@@ -165,7 +165,10 @@ def _open(state: State, came: Came, login: Login, now: Now, step: Step) -> None:
         now.mono,
     )  # fmt: skip
     state.sessions[came.peer] = state.by_worker[page.worker] = session
-    suspects.confirm(state, page.worker, page.incarnation, step)
+    if page.ran is None:
+        suspects.confirm(state, page.worker, page.incarnation, step)
+    elif known is not None and page.incarnation > known.incarnation:
+        suspects.testify(state, page.worker, page.ran, step)
     state.known[page.worker] = KnownWorker(login.user, page.incarnation, page.login, epoch)
     # rows of another store are none of ours: they are neither asked for nor judged, the worker keeps them
     held = login.held if page.store_id in ("", state.store_id) else []

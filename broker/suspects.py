@@ -13,6 +13,7 @@ from broker.inputs import Now
 from broker.recovery import hold
 from broker.state import Job, Line, Session, State
 from common import limits
+from common.messages import LineRef
 
 SET_ASIDE = "worker_died"
 """The error code of a line that is given to nobody any more."""
@@ -29,12 +30,7 @@ def died(state: State, session: Session, step: Step) -> None:
     if len(evidence) == 1 and len(session.running) == 1:
         ref = next(iter(session.running))
         state.accused[session.worker] = (session.fence.worker_incarnation, ref.line)
-    half = (len(evidence) + 1) // 2 if all(line.group for line in evidence) else len(evidence)
-    for part in (evidence[:half], evidence[half:]):
-        if part:
-            state.next_group += 1
-            for line in part:
-                line.group = state.next_group
+    _regroup(state, evidence)
     step.note("suspects", worker=session.worker, lines=len(evidence), alone=len(session.running) == 1)
 
 
@@ -45,9 +41,29 @@ def confirm(state: State, worker: str, incarnation: int, step: Step) -> None:
         return
     job, line = state.jobs.get(accused.job), state.find(accused)
     if job is not None and line is not None:
-        line.deaths += 1
-        step.writes.append(CountDeath(line.deaths, job.number, line.index))
-        step.note("death_counted", job=job.id, line=line.index, worker=worker, deaths=line.deaths)
+        _count_death(job, line, worker, step)
+
+
+def testify(state: State, worker: str, ran: tuple[LineRef, ...], step: Step) -> None:
+    """A later run of a worker says what the one before ran at its end: more than any beat, which is up to a beat old.
+
+    So a line that kills its worker before the next beat is a suspect too, and nobody is if that run ended in order.
+    """
+    state.accused.pop(worker, None)
+    ids = sorted({ref.line for ref in ran})
+    found = [(state.jobs.get(line.job), state.find(line)) for line in ids]
+    evidence = [(job, line) for job, line in found if job is not None and line is not None]
+    if len(ids) == 1:
+        for job, line in evidence:
+            _count_death(job, line, worker, step)
+    free = [(job, line) for job, line in evidence if line.session is None]
+    _regroup(state, [line for _, line in free])
+    for job, line in free:
+        window = job.windows.get(line.model)
+        if window is not None and window.lines.pop(line.index, None) is not None:
+            job.suspects[line.index] = line
+    if evidence:
+        step.note("suspects", worker=worker, lines=len(evidence), alone=len(ids) == 1)
 
 
 def next_trial(state: State, now: Now, step: Step) -> tuple[Session, list[tuple[Job, Line]]] | None:
@@ -74,6 +90,22 @@ def next_trial(state: State, now: Now, step: Step) -> tuple[Session, list[tuple[
         session.credit_bytes -= line.size
     step.note("trial", worker=session.worker, lines=len(given))
     return session, given
+
+
+def _regroup(state: State, lines: list[Line]) -> None:
+    """Lines that ran in one process when it died are one group of suspects, or two if all of them were before."""
+    half = (len(lines) + 1) // 2 if all(line.group for line in lines) else len(lines)
+    for part in (lines[:half], lines[half:]):
+        if part:
+            state.next_group += 1
+            for line in part:
+                line.group = state.next_group
+
+
+def _count_death(job: Job, line: Line, worker: str, step: Step) -> None:
+    line.deaths += 1
+    step.writes.append(CountDeath(line.deaths, job.number, line.index))
+    step.note("death_counted", job=job.id, line=line.index, worker=worker, deaths=line.deaths)
 
 
 def _next_group(state: State, now: Now, step: Step) -> list[tuple[Job, Line]]:

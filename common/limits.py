@@ -54,6 +54,9 @@ BACKOFF_MAX_EARLY_S = 0.5
 """A worker's longest pause between logins in the first minute: many tries fit into one grace."""
 BACKOFF_MAX_S = 5.0
 BACKOFF_EARLY_S = 60.0
+CONNECT_S = 1.0
+"""The first try to reach an endpoint may take this long, doubled with each round over all of them up to HANDSHAKE_S: a
+name that does not resolve says nothing, and the next endpoint may be the one that took over."""
 HANDSHAKE_S = 5.0
 """A wrong key is reported on both sides within this time."""
 STALL_MIN_S = 120.0

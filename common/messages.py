@@ -102,6 +102,9 @@ class Hello:
     held: tuple[HeldLine, ...]
     page: int
     more: bool
+    ran: tuple[LineRef, ...] | None = None
+    """In the first page: what the engine ran when this worker's former run ended without saying so (D5's evidence);
+    empty if that run ended in order or ran nothing. None in later pages, and from workers that keep no such record."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,11 +110,12 @@ def authenticator(context: zmq.Context[Any], keys: KeySettings) -> Iterator[Auth
 
 def router(context: zmq.Context[Any], bind: str, keys: KeySettings) -> zmq.Socket[bytes]:
     """The broker's socket, bound. Raises ``RefusedError`` when the address cannot be had."""
+    # keys first: a socket made and then left behind by an unusable key would keep its context from ending
+    pair = None if keys.directory is None or keys.insecure else load_server(keys.directory)
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     _bound(socket)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    if keys.directory is not None and not keys.insecure:
-        pair = load_server(keys.directory)
+    if pair is not None:
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN.encode())
@@ -128,13 +129,13 @@ def router(context: zmq.Context[Any], bind: str, keys: KeySettings) -> zmq.Socke
 
 def dealer(context: zmq.Context[Any], endpoint: str, keys: KeySettings) -> zmq.Socket[bytes]:
     """A fresh socket for one login at one endpoint; it never reconnects by itself."""
+    pair = None if keys.directory is None or keys.insecure else load_client(keys.directory)
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     _bound(socket)
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, -1)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, int(limits.HANDSHAKE_S * 1000))
-    if keys.directory is not None and not keys.insecure:
-        pair = load_client(keys.directory)
+    if pair is not None:
         socket.setsockopt(zmq.CURVE_PUBLICKEY, pair.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
         socket.setsockopt(zmq.CURVE_SERVERKEY, pair.server)

@@ -30,6 +30,10 @@ class Backoff:
         self._failures += 1
         self.retry_at = now + pause * (0.5 + 0.5 * self._chance())
 
+    def connect_s(self, endpoints: int) -> float:
+        """How long one try at one of so many endpoints may take before the next one is tried."""
+        return min(limits.HANDSHAKE_S, limits.CONNECT_S * 2.0 ** min(self._failures // endpoints, 16))
+
     def succeeded(self) -> None:
         """A session stands."""
         self._failures = 0

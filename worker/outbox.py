@@ -42,7 +42,7 @@ def _first(connection: sqlite3.Connection) -> None:
 MIGRATIONS = (_first,)
 _COLUMNS = "store, job, line, attempt, status, status_code, prompt_tokens, completion_tokens, body"
 _WHERE = " WHERE job = ? AND line = ? AND attempt = ?"
-Write = do.Save | do.Discard | do.SetAside | do.NoteRunning
+Write = do.Save | do.Discard | do.SetAside | do.NoteRunning | do.NoteStopped
 Row = tuple[LineRef, str, int]
 """A result waiting to be delivered: its line, its store, bytes of its body."""
 
@@ -73,6 +73,8 @@ class Outbox:
         self._connection = self._database.conn
         self._cache: OrderedDict[LineRef, Outcome] = OrderedDict()
         self._cached_bytes = 0
+        self._noted: set[LineRef] = set()
+        """What stands in the table of running lines."""
         self.commits = 0
 
     def begin(self) -> Found:
@@ -102,7 +104,7 @@ class Outbox:
         try:
             self._connection.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
             with transaction(self._database) as connection:
-                self._write(connection, effects, incarnation)
+                begun, over, gone = self._write(connection, effects, incarnation)
         except sqlite3.OperationalError as failure:
             raise OutboxBlocked(f"{WHAT} at {self._path} cannot be written: {failure}") from failure
         except sqlite3.DatabaseError as failure:
@@ -110,34 +112,41 @@ class Outbox:
                 f"{WHAT} at {self._path} is damaged: {failure}; restore it, or move --state"
             ) from failure
         self.commits += 1
+        self._noted.difference_update(over)
+        self._noted.update(begun)
+        for ref in gone:
+            self._forget(ref)
         for effect in effects:
-            if isinstance(effect, do.Save):
+            if type(effect) is do.Save:
                 self._remember(effect.outcome)
 
-    def _write(self, connection: sqlite3.Connection, batch: Sequence[Write], incarnation: int) -> None:
+    def _write(
+        self, connection: sqlite3.Connection, batch: Sequence[Write], incarnation: int
+    ) -> tuple[list[LineRef], set[LineRef], list[LineRef]]:
+        """Within a transaction: what it adds to the running set, takes from it, and deletes of results."""
         saves: list[tuple[Any, ...]] = []
-        gone: list[tuple[str, int, int]] = []
-        running: list[tuple[int, str, int, int]] = []
+        gone: list[LineRef] = []
+        running: list[LineRef] = []
+        over: set[LineRef] = set()
         for effect in batch:
             if isinstance(effect, do.Save):
-                out = effect.outcome
-                saves.append((effect.store_id, *_key(out.ref), out.status, out.status_code, out.prompt_tokens,
-                              out.completion_tokens, out.body))  # fmt: skip
+                ref, *rest = effect.outcome  # the columns in order
+                saves.append((effect.store_id, *ref, *rest))
+                over.add(ref)
             elif isinstance(effect, do.Discard):
-                gone.extend(_key(ref) for ref in effect.refs)
+                gone += effect.refs
             elif isinstance(effect, do.NoteRunning):
-                running.extend((incarnation, *_key(ref)) for ref in effect.refs)
+                running += effect.refs
+            elif isinstance(effect, do.NoteStopped):
+                over.update(effect.refs)
             elif isinstance(effect, do.SetAside):
-                connection.execute("UPDATE result SET aside = ?" + _WHERE, (effect.reason, *_key(effect.ref)))
-        over = {save[1:4] for save in saves}
-        connection.executemany(
-            "INSERT OR REPLACE INTO running VALUES (?, ?, ?, ?)", [row for row in running if row[1:] not in over]
-        )
+                connection.execute("UPDATE result SET aside = ?" + _WHERE, (effect.reason, *effect.ref))
+        begun = [ref for ref in running if ref not in over]
+        connection.executemany("INSERT OR REPLACE INTO running VALUES (?, ?, ?, ?)", [(incarnation, *r) for r in begun])
         connection.executemany(f"INSERT OR IGNORE INTO result ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", saves)
-        connection.executemany("DELETE FROM running" + _WHERE, [save[1:4] for save in saves])
-        connection.executemany("DELETE FROM result" + _WHERE, gone)
-        for key in gone:
-            self._forget(LineRef(*key))
+        _delete(connection, "running", over & self._noted)
+        _delete(connection, "result", gone)
+        return begun, over, gone
 
     def read(self, refs: Iterable[LineRef]) -> list[Outcome]:
         """These results, in order. Raises ``InvariantError`` for one that is not there."""
@@ -145,7 +154,7 @@ class Outbox:
 
     def _load(self, ref: LineRef) -> Outcome:
         query = "SELECT status, status_code, prompt_tokens, completion_tokens, body FROM result"
-        row = self._connection.execute(query + _WHERE, _key(ref)).fetchone()
+        row = self._connection.execute(query + _WHERE, ref).fetchone()
         if row is None:
             raise InvariantError(f"the outbox has no result of {ref.line}, attempt {ref.attempt}")
         outcome = Outcome(ref, *row)
@@ -180,6 +189,14 @@ class Outbox:
         """Size of the write-ahead log."""
         return wal_bytes(self._path)
 
+    def leave(self) -> None:
+        """This run ends in order: whatever it still ran is nobody's fault (D5). Raises ``OutboxBlocked``."""
+        try:
+            with transaction(self._database) as connection:
+                connection.execute("DELETE FROM running")
+        except sqlite3.Error as failure:
+            raise OutboxBlocked(f"{WHAT} at {self._path} cannot be written: {failure}") from failure
+
     def close(self) -> None:
         """Close the file; what was committed stays."""
         self._connection.close()
@@ -202,5 +219,13 @@ class Outbox:
             self._cached_bytes -= len(dropped.body)
 
 
-def _key(ref: LineRef) -> tuple[str, int, int]:
-    return ref.job, ref.index, ref.attempt
+def _delete(connection: sqlite3.Connection, table: str, refs: Iterable[LineRef]) -> None:
+    """The rows of these: one statement for all of one job and attempt, which is nearly always all of them."""
+    groups: dict[tuple[str, int], list[str]] = {}
+    for job, line, attempt in refs:
+        groups.setdefault((job, attempt), []).append(str(line))
+    for (job, attempt), lines in groups.items():
+        connection.execute(
+            f"DELETE FROM {table} WHERE job = ? AND attempt = ? AND line IN (SELECT value FROM json_each(?))",
+            (job, attempt, f"[{','.join(lines)}]"),
+        )

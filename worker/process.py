@@ -24,7 +24,7 @@ from common import limits, log, metrics
 from common import messages as wire
 from common.clock import Clock, SystemClock
 from common.config import WorkerSettings
-from common.errors import HaulierError
+from common.errors import HaulierError, InvariantError
 from common.messages import LineRef
 from worker import effects as do
 from worker import inputs as on
@@ -35,13 +35,14 @@ from worker.link import Link
 from worker.outbox import Outbox, OutboxBlocked
 from worker.session import Session
 from worker.states import LINKED, Identity
-from worker.structures import Finished, Outcome, Prepared, Request
+from worker.structures import Finished, Outcome, Prepared, Request, TokenizeJob
 from worker.witness import Witness
 
 RING_FULL_WAIT_S = 0.005
 """While lines wait for room in the ring: nobody says when the device has read an entry, so it is looked at."""
 AT_ONCE = 143
 """The exit code of a process that was told twice."""
+WRITES, SENDS = frozenset(do.WRITES), frozenset(do.SENDS)
 JOIN_S = 5.0
 """What the other threads get to end; an engine that is stuck does not keep its process."""
 
@@ -97,7 +98,8 @@ class Worker:
             self.log.warning("results_set_aside", count=found.aside)
         if found.ran:
             self.log.warning("died_while_running", lines=[str(ref.line) for ref in found.ran[:100]])
-        identity = Identity(found.worker, found.incarnation, self.settings.brokers, last)
+        ran = found.ran[: limits.PAGE_MAX_COUNT]
+        identity = Identity(found.worker, found.incarnation, self.settings.brokers, last, ran)
         return Session(identity, found.rows, random.SystemRandom().random, self.clock.monotonic())
 
     # -- the flow -----------------------------------------------------------------------------------------------
@@ -144,12 +146,12 @@ class Worker:
 
     def _collect(self) -> None:
         admitted: list[LineRef] = []
-        rest: list[on.Input | ThreadEnded | machinery.Machinery] = []
+        rest: list[Any] = []  # what posts here is this file
         for item in self.inbox.drain():
-            if isinstance(item, Request):
+            if type(item) is Request:
                 admitted.append(item.ref)
             else:
-                rest.append(item)  # type: ignore[arg-type]  # what posts here is this file
+                rest.append(item)
         if admitted:  # a line is admitted before it ends, so the admissions of a round may be told first
             self._tell(on.Admitted(tuple(admitted)))
         for item in rest:
@@ -157,6 +159,8 @@ class Worker:
                 self._thread_ended(item)
             elif isinstance(item, machinery.Machinery):
                 self._use(item)
+            elif isinstance(item, list):
+                self._tell(*item)
             else:
                 self._tell(item)
 
@@ -189,7 +193,7 @@ class Worker:
             self._retry_at = self.clock.monotonic() + limits.OUTBOX_RETRY_S
             self._tell(on.StoreBlocked(str(failure)))
             return
-        saved = tuple(effect.outcome.ref for effect in self._writes if isinstance(effect, do.Save))
+        saved = tuple([effect.outcome.ref for effect in self._writes if type(effect) is do.Save])
         self._writes = []
         if saved:
             self._tell(on.Stored(saved))
@@ -211,25 +215,32 @@ class Worker:
 
     # -- effects ------------------------------------------------------------------------------------------------
 
-    def _tell(self, item: on.Input) -> None:
+    def _tell(self, *items: on.Input) -> None:
         """Tell the session's rules, and do or note down what follows."""
         if self.exit is not None:
             return
-        for effect in self.session.handle(item, self.clock.monotonic()):
-            if isinstance(effect, do.WRITES):
+        jobs: list[TokenizeJob] = []
+        resolved = 0
+        for effect in self.session.handle_all(items, self.clock.monotonic()):
+            kind = type(effect)  # by type and in bulk: some of these come several times a line
+            if kind in WRITES:
                 self._writes.append(effect)
-            elif isinstance(effect, do.SENDS):
+            elif kind in SENDS:
                 self._sends.append(effect)
             elif isinstance(effect, do.Tokenize):
-                self._texts.put(effect.job)
+                jobs.append(effect.job)
+            elif isinstance(effect, do.Resolve):
+                resolved += effect.items
             elif isinstance(effect, do.StopRequests) and self._machinery is not None:
                 self._machinery.producer.cancel(effect.requests)
-            elif isinstance(effect, do.Resolve) and self._machinery is not None:
-                self._machinery.producer.resolve(effect.items)
             elif isinstance(effect, do.Note):
                 getattr(self.log, effect.level)(effect.name, **effect.fields)
             elif isinstance(effect, do.Exit):
                 self.exit = effect
+        if jobs:
+            self._texts.put(jobs)
+        if resolved and self._machinery is not None:
+            self._machinery.producer.resolve(resolved)
 
     def _say(self, effect: do.Effect) -> on.LinkLost | None:
         if isinstance(effect, do.Connect):
@@ -282,8 +293,8 @@ class Worker:
         tokenizer.serve(self._texts, self._post_results)
 
     def _post_results(self, results: Sequence[Prepared | Outcome]) -> None:
-        for result in results:
-            self.inbox.post(on.Tokenized(result) if isinstance(result, Prepared) else on.Ended(result))
+        news = [on.Tokenized(one) if isinstance(one, Prepared) else on.Ended(one) for one in results]
+        self.inbox.post(news)
 
     def _run_engine(self) -> None:
         """Load, then run. On the engine's thread."""
@@ -327,6 +338,11 @@ class Worker:
             thread.join(patience)
         self._close(False)
         self._context.term()  # waits for the last frames, as long as the closed socket lingers
+        if self.exit is not None and self.exit.code != InvariantError.exit_code and not self.failed:
+            try:
+                self.outbox.leave()
+            except OutboxBlocked as failure:
+                self.log.warning("evidence_left_behind", reason=str(failure))
         self.outbox.close()
         self.inbox.close()
         self.slot.release()

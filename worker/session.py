@@ -18,6 +18,7 @@ from common.messages import Fence, LineRef, ModelInfo
 from worker import effects as do
 from worker import inputs as on
 from worker.backoff import Backoff
+from worker.greeting import hellos
 from worker.lines import Stage, target
 from worker.states import FATAL, WELCOMED, Identity, State
 from worker.watch import StallWatch
@@ -72,6 +73,13 @@ class Session:
         handler(self, item)
         return self._out
 
+    def handle_all(self, items: Iterable[on.Input], now: float) -> list[do.Effect]:
+        """What follows from inputs of one moment, in order; one that is illegal raises after those before it."""
+        found: list[do.Effect] = []
+        for item in items:
+            found += self.handle(item, now)
+        return found
+
     def due(self) -> float:
         """When the next ``Tick`` has something to do, at the latest."""
         if self.state == State.OUT:
@@ -79,13 +87,12 @@ class Session:
         elif self.state in WELCOMED:
             at = min(self._beat_at, self._heard_at + self._liveness_s)
         else:
-            at = self._since + limits.HANDSHAKE_S
+            at = self._since + self._patience()
         return min(at, self._drain_until) if self.leaving else at
 
     def check(self) -> None:
         """Raise ``InvariantError`` unless the session's books agree."""
-        self.work.lines.check()
-        self.work.delivery.check()
+        self.work.check()
         if (self.fence is None) != (self.state not in WELCOMED):
             raise InvariantError(f"a session that is {self.state.value} has fence {self.fence}")
 
@@ -103,17 +110,10 @@ class Session:
         self._greet()
 
     def _greet(self) -> None:
-        held = self.work.lines.held(self.store_id)
-        pages = [held[at : at + limits.PAGE_MAX_COUNT] for at in range(0, len(held), limits.PAGE_MAX_COUNT)] or [[]]
         self._verdicts = {}
-        for number, page in enumerate(pages):
-            self._send(
-                wire.Hello(
-                    limits.SCHEMA_VERSION, self.identity.worker, self.identity.incarnation, self.login,
-                    self.store_id if held else "", self.models, self.concurrency, self.ring_bytes,
-                    tuple(page), number, number + 1 < len(pages),
-                )
-            )  # fmt: skip
+        serves = (self.models, self.concurrency, self.ring_bytes)
+        for page in hellos(self.identity, self.login, self.store_id, serves, self.work.lines.held(self.store_id)):
+            self._send(page)
 
     def _lose(self, reason: str, *, level: str = "warning", at_once: bool = False) -> None:
         """The session is gone (S2): what is held stays held (D2), what was half received is not held."""
@@ -267,8 +267,12 @@ class Session:
                 self._lose(f"the broker was silent for {self._now - self._heard_at:.1f} s")
                 return
             self._hand_over()
-        elif self._now - self._since >= limits.HANDSHAKE_S:
-            self._lose(f"no answer within {limits.HANDSHAKE_S:g} s while {self.state.value}")
+        elif self._now - self._since >= self._patience():
+            self._lose(f"no answer within {self._patience():g} s while {self.state.value}")
+
+    def _patience(self) -> float:
+        connecting = self.state == State.CONNECTING
+        return self.backoff.connect_s(len(self.identity.brokers)) if connecting else limits.HANDSHAKE_S
 
     def _credit(self) -> tuple[int, int]:
         if self.state != State.UP or self.leaving or not self.models or self.blocked:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from common.messages import LineRef
+
 FATAL = frozenset({"incarnation", "schema", "worker_id"})
 """Refusals that trying again cannot mend: a newer process of this worker is there, or one side must be upgraded."""
 
@@ -33,3 +35,5 @@ class Identity:
     brokers: tuple[str, ...]
     last_store: str = ""
     """The store this worker's outbox has rows of; its HELLO lists that one's first."""
+    ran: tuple[LineRef, ...] = ()
+    """What the engine ran when this worker's former run ended without saying so (D5): at most a page of it."""

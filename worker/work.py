@@ -37,6 +37,11 @@ class Work:
         self._emit = emit
         self._counts = counts
 
+    def check(self) -> None:
+        """Raise ``InvariantError`` unless the books agree."""
+        self.lines.check()
+        self.delivery.check()
+
     # -- down ---------------------------------------------------------------------------------------------------
 
     def receive(self, lines: Iterable[BatchLine], store_id: str, *, refuse: bool) -> int | None:
@@ -161,6 +166,7 @@ class Work:
         if line.wanted == Wanted.HAND_BACK:
             self.handed_back.append(line.ref)
         self.lines.forget(line.ref)
+        self._emit(do.NoteStopped((line.ref,)))
 
     def stored(self, refs: Iterable[LineRef], store_id: str | None) -> None:
         """These are durable; those of ``store_id``, the session's store if there is a session, want to go."""

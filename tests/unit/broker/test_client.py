@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker import client as fleet
-from common import keys, limits, messages
+from common import keys, limits, messages, wire
 from common.config import ClientSettings, KeySettings
 from common.errors import PeerFault, RefusedError, UnreachableError, UsageError
 
@@ -266,3 +266,36 @@ def test_a_line_cut_off_in_the_middle_is_never_taken_for_a_whole_one(scripted: A
         assert (download.lines, download.ended) == (0, False)
         with pytest.raises(PeerFault, match="cut_line"):
             download.pull()
+
+
+def test_a_broker_that_stops_is_no_answer(scripted: Any) -> None:
+    """SIGTERM on the active broker while a file is submitted: the client asks again until the next one is there."""
+    refusals = iter(range(3))
+
+    def stopping(message: Any) -> Any:
+        if next(refusals, None) is None:
+            return None
+        return messages.Failure(message.request, "stopping", "this broker is stopping; ask again in a moment", 3)
+
+    scripted.answer = stopping
+    with client_of(scripted.endpoint) as client:
+        assert client.ask(messages.AskJobs(0, 0), messages.Jobs).jobs == ()
+    assert len(scripted.heard) == 4
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_an_endpoint_that_says_nothing_at_all_does_not_use_up_the_time(
+    scripted: Any, monkeypatch: pytest.MonkeyPatch, bounded: bool
+) -> None:
+    """The name of the broker that is gone does not resolve any more, which no socket reports: the next one is asked
+    soon. The control waits at it as long as for an answer, and never comes to the broker that took over."""
+    real = wire.connect
+    monkeypatch.setattr(wire, "connect", lambda socket, where: None if "gone" in where else real(socket, where))
+    monkeypatch.setattr(limits, "CONNECT_S", 0.2 if bounded else 60.0)
+    monkeypatch.setattr(limits, "HANDSHAKE_S", 60.0)
+    with client_of("tcp://gone:1", scripted.endpoint, timeout_s=2.0) as client:
+        if bounded:
+            assert client.ask(messages.AskJobs(0, 0), messages.Jobs).jobs == ()
+            return
+        with pytest.raises(UnreachableError):
+            client.ask(messages.AskJobs(0, 0), messages.Jobs)

@@ -154,3 +154,91 @@ def test_waiting_for_a_trial_has_its_reason_in_words() -> None:
     run_and_die(state, lines=1)
     log_in(state, b"q", worker="v")
     assert "wait to be tried apart" in why_waiting(state, job)
+
+
+# ------------------------------------------------------------------------------- what a later run says of the former
+
+
+def crash(state: Any, lines: int = 4) -> Any:
+    """A worker gets lines and dies before its next beat: only its own record knows what ran."""
+    session = log_in(state, b"first")
+    return give(state, session, lines=lines)
+
+
+def test_a_line_that_kills_its_worker_before_the_next_beat_is_a_suspect() -> None:
+    """The process is restarted within two seconds and tells what it was running; no beat ever did."""
+    state = fresh()
+    job = running_job(state, 6)
+    refs = crash(state)
+    feed(state, came(hello(incarnation=2, login=1, ran=refs[:2]), b"second"))
+    assert set(job.suspects) == {0, 1}
+    assert set(job.windows["m"].lines) == {2, 3, 4, 5}
+    assert {line.deaths for line in job.suspects.values()} == {0}
+
+
+def test_without_the_record_such_a_line_kills_for_ever() -> None:
+    """The control: a worker that says nothing of its former run leaves the broker blind to it."""
+    state = fresh()
+    job = running_job(state, 6)
+    crash(state)
+    feed(state, came(hello(incarnation=2, login=1), b"second"))
+    assert not job.suspects
+
+
+def test_a_line_that_ran_alone_at_every_death_is_set_aside_without_any_beat() -> None:
+    """A request that crashes the engine in its first step: two restarts later it is out, and its job goes on."""
+    state = fresh()
+    job = running_job(state, 1)
+    for run in range(1, limits.DEATHS_ALONE_MAX_COUNT + 2):
+        ran = () if run == 1 else (LineRef(job.id, 0, run - 1),)
+        session = log_in(state, b"p%d" % run, login=1, incarnation=run, ran=ran)
+        step = feed(state, came(beat(session, 1), session.peer))
+        step = feed(state, DISK)
+        if run <= limits.DEATHS_ALONE_MAX_COUNT:
+            assert [ref.index for ref in batch(step)] == [0]
+    assert [(one.idx, one.code) for one in wrote(step, StoreResult)] == [(0, "worker_died")]
+
+
+def test_a_former_run_that_ended_in_order_blames_nobody() -> None:
+    """The link broke while a line ran alone; then an operator ended the worker. The beat's suspicion is no death."""
+    state = fresh()
+    job = running_job(state, 1)
+    run_and_die(state, lines=1)
+    step = feed(state, came(hello(incarnation=2, login=1, ran=()), b"second"))
+    assert not wrote(step, CountDeath)
+    assert job.suspects[0].deaths == 0
+
+
+def test_the_record_counts_once_however_often_the_worker_logs_in() -> None:
+    """The first HELLO of a run is lost or its link breaks: each login says the same again."""
+    state = fresh()
+    job = running_job(state, 1)
+    refs = crash(state, 1)
+    for login in (1, 2, 3):
+        feed(state, came(hello(incarnation=2, login=login, ran=refs), b"again-%d" % login))
+    assert job.suspects[0].deaths == 1
+
+
+def test_what_went_to_another_worker_meanwhile_is_not_taken_from_it() -> None:
+    """The dead one was silent for long: its lines run elsewhere; the one it ran alone is counted all the same."""
+    state = fresh()
+    job = running_job(state, 1)
+    refs = crash(state, 1)
+    feed(state, DISK, later(limits.LIVENESS_S))
+    other = log_in(state, b"other", worker="other", now=later(limits.LIVENESS_S))
+    give(state, other, 1)
+    step = feed(state, came(hello(incarnation=2, login=1, ran=refs), b"second"))
+    assert [one.deaths for one in wrote(step, CountDeath)] == [1]
+    assert job.assigned[0].session is other
+
+
+def test_a_finished_line_is_no_suspect() -> None:
+    """The record is unsynced and may be older than the result: what has ended, or is of no job here, is let be."""
+    state = fresh()
+    job = running_job(state, 2)
+    refs = crash(state, 2)
+    session = state.sessions[b"first"]
+    feed(state, came(done(session, result(refs[0])), b"first"))
+    gone = LineRef("00000000-0000-4000-8000-00000000000f", 0, 1)
+    feed(state, came(hello(incarnation=2, login=1, ran=(refs[0], gone)), b"second"))
+    assert not job.suspects

@@ -36,7 +36,7 @@ class House:
         learned = ""
         while not learned and time.monotonic() < deadline:
             if monitor.socket.poll(20):
-                learned = next((news.kind for news in monitor.news()), "")
+                learned = next((news.kind for news in monitor.news() if news.kind != "connected"), "")
             elif socket.poll(0, zmq.POLLOUT):
                 learned = "ready"
         if learned == "ready":
@@ -148,3 +148,14 @@ def test_an_oversized_frame_costs_its_sender_the_connection(house: House) -> Non
     assert not house.router.poll(0)
     monitor.close()
     socket.close(0)
+
+
+@pytest.mark.parametrize("make", [wire.router, wire.dealer])
+def test_unusable_keys_leave_no_socket_behind(make: Any, tmp_path: Path) -> None:
+    """A folder without keys: the one line that says so, and a context that can end (it waits for open sockets)."""
+    context: zmq.Context[Any] = zmq.Context()
+    with pytest.raises(RefusedError, match="keys init") as caught:
+        make(context, "tcp://127.0.0.1:*", KeySettings(tmp_path))
+    assert caught.tb is not None  # its frames, as a caller's log may keep them, hold no open socket
+    assert [one for one in context._sockets if not one.closed] == []
+    context.term()

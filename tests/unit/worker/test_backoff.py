@@ -50,3 +50,16 @@ def test_nothing_wrong_with_the_broker_is_the_first_pause() -> None:
     pauses(backoff, 0.0, 5)
     backoff.failed(100.0, at_once=True)
     assert abs(backoff.retry_at - 100.0 - limits.BACKOFF_FIRST_S) < 1e-6
+
+
+def test_a_try_at_one_of_two_endpoints_is_short_at_first_and_never_longer_than_a_handshake() -> None:
+    """The name of a broker that is gone resolves to nothing and says nothing: its standby is asked a second later. A
+    link that needs longer gets longer: each round over all endpoints doubles it."""
+    backoff = Backoff(lambda: 1.0, 0.0)
+    allowed = []
+    for _ in range(8):
+        allowed.append(backoff.connect_s(2))
+        backoff.failed(0.0)
+    assert allowed == [1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 5.0, 5.0]
+    backoff.succeeded()
+    assert backoff.connect_s(2) == limits.CONNECT_S

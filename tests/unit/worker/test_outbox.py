@@ -171,3 +171,20 @@ def test_tidying_changes_no_row(box: Outbox) -> None:
     box.tidy()
     assert len(box.rows()) == 1
     assert box.wal_bytes >= 0
+
+
+def test_a_run_that_ends_in_order_leaves_no_evidence(box: Outbox) -> None:
+    """SIGTERM in the middle of a long line: it was stopped by an operator, and nothing it ran is to blame (D5)."""
+    found = box.begin()
+    box.write([do.NoteRunning((LineRef("job", 1, 1),))], found.incarnation)
+    box.leave()
+    assert box.begin().ran == ()
+
+
+def test_a_line_stopped_without_a_result_is_evidence_no_more(box: Outbox) -> None:
+    """Another worker's result was first, the line was stopped here; a crash hours later is not its doing (D5)."""
+    found = box.begin()
+    refs = tuple(LineRef("job", index, 1) for index in range(2))
+    box.write([do.NoteRunning(refs)], found.incarnation)
+    box.write([do.NoteStopped(refs[:1])], found.incarnation)
+    assert box.begin().ran == refs[1:]
