@@ -49,14 +49,14 @@ def serve(settings: BrokerSettings) -> None:
 
 def _take(lock: Lock, settings: BrokerSettings, told: _Told, figures: metrics.Metrics) -> bool:
     """Whether the store is ours; a standby waits for it, until it is told to stop."""
+    if lock.try_take():
+        return True
     if settings.standby:
         return Standby(lock, settings.state, SystemClock(), figures).wait(told.stop)
-    if not lock.try_take():
-        raise RefusedError(
-            f"{settings.state} is in use by another broker (process {lock.holder()}); stop it, choose another --state, "
-            "or wait for its end with --standby"
-        )
-    return True
+    raise RefusedError(
+        f"{settings.state} is in use by another broker (process {lock.holder()}); stop it, choose another --state, "
+        "or wait for its end with --standby"
+    )
 
 
 def _serve(settings: BrokerSettings, told: _Told, figures: metrics.Metrics) -> None:
