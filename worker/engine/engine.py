@@ -266,11 +266,17 @@ class Engine:
             self._watch(now.packed.plan, logits)
         tokens = choose(logits, tensors.chances)
         self._last.index_copy_(0, tensors["sample_segments"], tokens)
+        kept = self.tables.sampled(now.upload, tokens.numel())
+
+        def keep() -> None:
+            kept.copy_(tokens)
+
+        self.device.launch(self._compute, keep, (), (kept,), "keep sampled tokens")
         sampled = self.device.record(self._compute)
         self.device.wait(back, sampled)
         self.device.release(sampled)
         if tokens.numel():
-            self.device.copy(back, self.tables.tokens(now.upload, tokens.numel()), tokens, "sampled tokens")
+            self.device.copy(back, self.tables.tokens(now.upload, tokens.numel()), kept, "sampled tokens")
         now.keep, now.over = (live, tokens), self.device.record(back)
 
     # -- one step late --------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ class Tables:
         self._views = [table.numpy() for table in self._host]
         self._device = [device.allocate_device((words,), torch.int64) for _ in range(STEP_TABLES_COUNT)]
         self._tokens = [device.allocate_host((contexts_max,), torch.int64) for _ in range(STEP_TABLES_COUNT)]
+        self._sampled = [device.allocate_device((contexts_max,), torch.int64) for _ in range(STEP_TABLES_COUNT)]
         self._busy: list[int | None] = [None] * STEP_TABLES_COUNT
         self._turn = 0
 
@@ -111,6 +112,10 @@ class Tables:
     def tokens(self, upload: Upload, count: int) -> torch.Tensor:
         """Where the host will read the step's sampled tokens: (count,) int64, pinned."""
         return self._tokens[upload.index][:count]
+
+    def sampled(self, upload: Upload, count: int) -> torch.Tensor:
+        """Where the device keeps them until they are copied: (count,) int64."""
+        return self._sampled[upload.index][:count]
 
     def release(self, upload: Upload) -> None:
         """The step has landed."""
