@@ -39,9 +39,23 @@ def _first(connection: sqlite3.Connection) -> None:
     )
 
 
-MIGRATIONS = (_first,)
+def _aside_in_nobodys_way(connection: sqlite3.Connection) -> None:
+    """A row set aside no longer stands in the way of a later answer to the same line (from another store)."""
+    connection.execute("ALTER TABLE result RENAME TO former")
+    connection.execute(
+        "CREATE TABLE result (number INTEGER PRIMARY KEY, store TEXT NOT NULL, job TEXT NOT NULL,"
+        " line INTEGER NOT NULL, attempt INTEGER NOT NULL, status TEXT NOT NULL, status_code INTEGER NOT NULL,"
+        " prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, aside TEXT, body BLOB NOT NULL) STRICT"
+    )
+    connection.execute("INSERT INTO result SELECT * FROM former")
+    connection.execute("DROP TABLE former")
+    connection.execute("CREATE UNIQUE INDEX result_by_line ON result (job, line, attempt) WHERE aside IS NULL")
+
+
+MIGRATIONS = (_first, _aside_in_nobodys_way)
 _COLUMNS = "store, job, line, attempt, status, status_code, prompt_tokens, completion_tokens, body"
 _WHERE = " WHERE job = ? AND line = ? AND attempt = ?"
+_RESULT = _WHERE + " AND aside IS NULL"
 Write = do.Save | do.Discard | do.SetAside | do.NoteRunning | do.NoteStopped
 Row = tuple[LineRef, str, int]
 """A result waiting to be delivered: its line, its store, bytes of its body."""
@@ -123,11 +137,12 @@ class Outbox:
     def _write(
         self, connection: sqlite3.Connection, batch: Sequence[Write], incarnation: int
     ) -> tuple[list[LineRef], set[LineRef], list[LineRef]]:
-        """Within a transaction: what it adds to the running set, takes from it, and deletes of results."""
+        """Within a transaction: what it adds to the running set, takes from it, and takes out of the results."""
         saves: list[tuple[Any, ...]] = []
         gone: list[LineRef] = []
         running: list[LineRef] = []
         over: set[LineRef] = set()
+        aside: list[LineRef] = []
         for effect in batch:
             if isinstance(effect, do.Save):
                 ref, *rest = effect.outcome  # the columns in order
@@ -140,13 +155,14 @@ class Outbox:
             elif isinstance(effect, do.NoteStopped):
                 over.update(effect.refs)
             elif isinstance(effect, do.SetAside):
-                connection.execute("UPDATE result SET aside = ?" + _WHERE, (effect.reason, *effect.ref))
+                connection.execute("UPDATE result SET aside = ?" + _RESULT, (effect.reason, *effect.ref))
+                aside.append(effect.ref)
         begun = [ref for ref in running if ref not in over]
         connection.executemany("INSERT OR REPLACE INTO running VALUES (?, ?, ?, ?)", [(incarnation, *r) for r in begun])
         connection.executemany(f"INSERT OR IGNORE INTO result ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", saves)
         _delete(connection, "running", over & self._noted)
-        _delete(connection, "result", gone)
-        return begun, over, gone
+        _delete(connection, "result", gone, " AND aside IS NULL")
+        return begun, over, gone + aside
 
     def read(self, refs: Iterable[LineRef]) -> list[Outcome]:
         """These results, in order. Raises ``InvariantError`` for one that is not there."""
@@ -154,7 +170,7 @@ class Outbox:
 
     def _load(self, ref: LineRef) -> Outcome:
         query = "SELECT status, status_code, prompt_tokens, completion_tokens, body FROM result"
-        row = self._connection.execute(query + _WHERE, ref).fetchone()
+        row = self._connection.execute(query + _RESULT, ref).fetchone()
         if row is None:
             raise InvariantError(f"the outbox has no result of {ref.line}, attempt {ref.attempt}")
         outcome = Outcome(ref, *row)
@@ -173,7 +189,7 @@ class Outbox:
                 f"INSERT OR IGNORE INTO result ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
         with transaction(other._database) as connection:
-            connection.executemany("DELETE FROM result" + _WHERE, [row[1:4] for row in rows])
+            connection.executemany("DELETE FROM result" + _RESULT, [row[1:4] for row in rows])
         return len(rows)
 
     def tidy(self) -> None:
@@ -219,13 +235,13 @@ class Outbox:
             self._cached_bytes -= len(dropped.body)
 
 
-def _delete(connection: sqlite3.Connection, table: str, refs: Iterable[LineRef]) -> None:
+def _delete(connection: sqlite3.Connection, table: str, refs: Iterable[LineRef], but: str = "") -> None:
     """The rows of these: one statement for all of one job and attempt, which is nearly always all of them."""
     groups: dict[tuple[str, int], list[str]] = {}
     for job, line, attempt in refs:
         groups.setdefault((job, attempt), []).append(str(line))
     for (job, attempt), lines in groups.items():
         connection.execute(
-            f"DELETE FROM {table} WHERE job = ? AND attempt = ? AND line IN (SELECT value FROM json_each(?))",
+            f"DELETE FROM {table} WHERE job = ? AND attempt = ? AND line IN (SELECT value FROM json_each(?)){but}",
             (job, attempt, f"[{','.join(lines)}]"),
         )

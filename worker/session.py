@@ -207,10 +207,8 @@ class Session:
     def _batch(self, message: wire.Batch) -> None:
         self._assignment = message.assignment
         taken = self.work.receive(message.lines, self.store_id, refuse=bool(self.leaving))
-        if taken is None:
-            self._lose(
-                "protocol broken by the broker: a body whose length is not what it says, or more than a line may have"
-            )
+        if isinstance(taken, str):
+            self._lose(taken)
             return
         self._told_credit -= taken
 

@@ -44,15 +44,21 @@ class Work:
 
     # -- down ---------------------------------------------------------------------------------------------------
 
-    def receive(self, lines: Iterable[BatchLine], store_id: str, *, refuse: bool) -> int | None:
-        """Take an assignment's lines, or hand them back at once (``refuse``): how many it took, None if malformed."""
+    def receive(self, lines: Iterable[BatchLine], store_id: str, *, refuse: bool) -> int | str:
+        """Take an assignment's lines, or hand them back at once (``refuse``): how many it took, or why it cannot."""
         taken = 0
         for line in lines:
             if line.total > limits.LINE_MAX_BYTES or len(line.body) > line.total:
-                return None
-            if self.lines.get(line.ref) is not None:
+                return "protocol broken by the broker: a body that is not as long as it says, or longer than a line"
+            held = self.lines.get(line.ref)
+            if held is not None and held.store_id != store_id:
+                if held.stage != Stage.DURABLE:  # the next assignment will have another number
+                    return f"another store gave out {line.ref.line} before, and it still runs"
+                self._put_aside(held)
+            elif held is not None:
                 self._counts["duplicate"] += 1
-            elif refuse:
+                continue
+            if refuse:
                 self.handed_back.append(line.ref)
             else:
                 taken += 1
@@ -60,6 +66,15 @@ class Work:
                 if job is not None:
                     self._emit(do.Tokenize(job))
         return taken
+
+    def _put_aside(self, held: Line) -> None:
+        """A store that is not this one gave the same line out: its job was submitted again after the store was lost.
+        The old answer is kept, and is in nobody's way.
+        """
+        self.lines.forget(held.ref)
+        reason = f"store {held.store_id} is gone, and another one gave this line out again"
+        self._emit(do.Note("result_of_lost_store", "warning", {"line": str(held.ref.line), "store": held.store_id}))
+        self._emit(do.SetAside(held.ref, reason))
 
     def receive_part(self, message: BodyPart) -> None:
         """The next part of a long body. One that does not fit is of a line that ended half way: dropped and counted."""

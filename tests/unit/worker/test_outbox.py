@@ -15,7 +15,7 @@ from common import limits
 from common.errors import InvariantError, RefusedError
 from common.messages import LineRef
 from worker import effects as do
-from worker.outbox import Outbox, OutboxBlocked
+from worker.outbox import MIGRATIONS, Outbox, OutboxBlocked
 from worker.structures import Outcome
 
 CHILD = """
@@ -188,3 +188,34 @@ def test_a_line_stopped_without_a_result_is_evidence_no_more(box: Outbox) -> Non
     box.write([do.NoteRunning(refs)], found.incarnation)
     box.write([do.NoteStopped(refs[:1])], found.incarnation)
     assert box.begin().ran == refs[1:]
+
+
+def test_a_lost_stores_answer_stands_in_no_ones_way(box: Outbox) -> None:
+    """The broker's volume was lost and the job submitted again under its id: the same line and attempt is answered
+    anew. The old row is kept aside; the new one is stored, read back and deleted by itself (D1).
+    """
+    found = box.begin()
+    box.write([do.Save(outcome(0, b"old"), "lost")], found.incarnation)
+    box.write([do.SetAside(outcome(0).ref, "lost"), do.Save(outcome(0, b"new"), "fresh")], found.incarnation)
+    assert [row[1] for row in box.rows()] == ["fresh"]
+    assert box.read([outcome(0).ref])[0].body == b"new"
+    box.write([do.Discard((outcome(0).ref,))], found.incarnation)
+    assert box.rows() == []
+    assert box.begin().aside == 1
+
+
+def test_an_outbox_of_the_first_version_migrates_with_its_rows(tmp_path: Path) -> None:
+    """An upgrade with finished work in the outbox: all of it is there, what was set aside too."""
+    connection = sqlite3.connect(tmp_path / "outbox.db", isolation_level=None)
+    MIGRATIONS[0](connection)
+    columns = "(store, job, line, attempt, status, status_code, prompt_tokens, completion_tokens, aside, body)"
+    for line, aside in ((0, None), (1, "refused")):
+        values = ("s", "job", line, 1, "ok", 200, 1, 1, aside, b"{}")
+        connection.execute(f"INSERT INTO result {columns} VALUES (?,?,?,?,?,?,?,?,?,?)", values)
+    connection.execute("PRAGMA user_version=1")
+    connection.close()
+    box = Outbox(tmp_path)
+    found = box.begin()
+    box.close()
+    assert [row[0].index for row in found.rows] == [0]
+    assert found.aside == 1

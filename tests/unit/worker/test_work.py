@@ -264,3 +264,38 @@ def test_a_long_result_begins_anew_after_a_lost_link(rig: Any, line: Line) -> No
     rig.welcome(epoch=2, verdicts=(wire.Verdict(line(0), "send"),))
     assert [len(result.body) for result in rig.done()] == [limits.PART_MAX_BYTES] * 2
     assert [part.offset for part in rig.of(wire.ResultPart)] == [limits.PART_MAX_BYTES] * 2
+
+
+def test_a_job_submitted_again_to_a_new_store_is_run_again(rig: Any, line: Line) -> None:
+    """The broker's volume was lost, and the client's retry brings the same job id: its line has the number of a result
+    kept for the lost store. It runs and is delivered; the old answer is kept aside and sent to nobody.
+    """
+    rig.up()
+    rig.batch(line(0))
+    rig.run(line(0))
+    rig.finish(line(0), b'{"old":1}')
+    rig.tell(on.LinkLost("cut"))
+    rig.greet()
+    rig.welcome(epoch=1, store="store-b", broker=1)
+    rig.said.clear()
+    rig.batch(line(0), assignment=2)
+    assert line(0) in rig.aside
+    rig.run(line(0))
+    rig.finish(line(0), b'{"new":1}')
+    assert [result.body for result in rig.done()] == [b'{"new":1}']
+
+
+def test_a_line_still_running_for_a_lost_store_costs_one_login(rig: Any, line: Line) -> None:
+    """The same, and the engine is still at it: the new store's line is not mistaken for the old one."""
+    rig.up()
+    rig.batch(line(0))
+    rig.run(line(0))
+    rig.tell(on.LinkLost("cut"))
+    rig.greet()
+    rig.welcome(epoch=1, store="store-b", broker=1)
+    rig.batch(line(0), assignment=2)
+    assert rig.session.state == State.OUT
+    rig.greet()
+    rig.welcome(epoch=2, store="store-b", broker=1)
+    rig.batch(line(0, 2), assignment=3)
+    assert rig.held(line(0, 2)).store_id == "store-b"
