@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from worker.engine.page_leases import ContextSet, HostPage, PageHeldError, PageLeases
 from worker.engine.segments import SegmentBook, SegmentBooksError
@@ -44,3 +45,63 @@ def test_a_segment_under_copy_has_no_new_owner() -> None:
     book.give_back(page)
     with pytest.raises(SegmentBooksError):
         book.give_back(page)
+
+
+class HostPoolMachine(RuleBasedStateMachine):
+    """The host pool's books with copies under way: owners come and go, steps hold and drop, in any order."""
+
+    SEGMENTS = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leases = PageLeases(self.SEGMENTS)
+        self.book = SegmentBook(self.leases, self.SEGMENTS)
+        self.owned: list[HostPage] = []
+        self.steps: list[ContextSet] = []
+        self.seen: set[HostPage] = set()
+
+    @rule()
+    def take(self) -> None:
+        page = self.book.take()
+        assert (page is None) == (len(self.owned) == self.SEGMENTS)
+        if page is not None:
+            assert page not in self.seen, "a generation is never handed out twice"
+            self.seen.add(page)
+            self.owned.append(page)
+
+    @rule()
+    def stage(self) -> None:
+        if self.owned:
+            pages = tuple(self.owned)
+            contexts = ContextSet(tuple(range(len(pages))), pages)
+            self.leases.hold(contexts)
+            self.steps.append(contexts)
+
+    @rule()
+    def retire(self) -> None:
+        if self.steps:
+            self.leases.drop(self.steps.pop(0))
+
+    @rule(pick=st.integers(0, 10))
+    def end(self, pick: int) -> None:
+        if not self.owned:
+            return
+        page = self.owned[pick % len(self.owned)]
+        if any(page in contexts.pages for contexts in self.steps):
+            assert not self.book.may_recycle(page)
+            with pytest.raises(PageHeldError):
+                self.book.give_back(page)
+            return
+        self.book.give_back(page)
+        self.owned.remove(page)
+
+    @invariant()
+    def books(self) -> None:
+        self.book.check()
+        self.leases.check()
+        assert (self.book.free, self.book.held) == (self.SEGMENTS - len(self.owned), len(self.owned))
+        assert self.leases.holds == len(self.steps)
+
+
+TestHostPoolMachine = HostPoolMachine.TestCase
+TestHostPoolMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
