@@ -47,7 +47,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class LinkNews:
-    """What became of a connection: ``connected`` (somebody listens), ``ready`` (let in), ``denied`` (wrong keys), ``lost``."""
+    """What became of a connection: ``connected`` (heard), ``ready`` (let in), ``denied`` (wrong keys), ``lost``."""
 
     kind: str
     detail: str
