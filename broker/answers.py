@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker import jobs, scheduler
+from broker.audit import audit
 from broker.effects import Query
 from broker.state import OPEN, Job, Session, State
 from broker.store import JOB, Store, job_of
@@ -39,7 +40,7 @@ def answer(store: Store, state: State, query: Query, mono: float) -> Any:
         case messages.Fetch():
             return _lines(store, job, message)
         case messages.AskAudit():
-            return _audit(store, job, message)
+            return audit(store.connection, job.id, message.request)
         case messages.Chunk():
             return messages.Need(message.request, job.id, job.size)
     return _info(store, state, job, message.request)
@@ -141,36 +142,3 @@ def output_line(job: str, row: Sequence[Any]) -> bytes:
         return f'{head}null, "error": {json.dumps({"code": code, "message": message})}}}'.encode()
     response = f'{{"status_code": {status_code}, "request_id": "req_{name}-{attempt}", "body": '
     return b"".join((head.encode(), response.encode(), body, b'}, "error": null}'))
-
-
-# ------------------------------------------------------------------------------------------------------------ audit
-
-
-def _audit(store: Store, job: Job, message: messages.AskAudit) -> messages.Audit:
-    """Does D4 hold for this job, counted line by line in the store?"""
-    one = store.connection.execute
-    output, error = (
-        one("SELECT count(*) FROM results WHERE job=? AND kind=?", (job.number, kind)).fetchone()[0] for kind in (0, 1)
-    )
-    duplicates = one(
-        "SELECT count(l.custom_id) - count(DISTINCT l.custom_id) FROM results r JOIN lines l "
-        "ON l.job=r.job AND l.idx=r.idx WHERE r.job=?",
-        (job.number,),
-    ).fetchone()[0]
-    runs = one("SELECT coalesce(sum(attempt), 0) FROM lines WHERE job=?", (job.number,)).fetchone()[0]
-    wasted = one("SELECT count(*) FROM attempts WHERE job=? AND how='known'", (job.number,)).fetchone()[0]
-    due = job.good + (job.problems if job.lenient else 0)
-    missing = 0 if job.status == "failed" else max(0, due - output - error)
-    findings = []
-    if job.is_open:
-        findings.append(f"the job is {job.status}: {missing} lines have not ended yet")
-    elif missing:
-        findings.append(f"{missing} lines have neither output nor error")
-    if (output, error) != (job.completed, job.failed):
-        findings.append(f"the job counts {job.completed} and {job.failed}, the store holds {output} and {error}")
-    if duplicates:
-        findings.append(f"{duplicates} custom_ids appear more than once")
-    holds = not duplicates and (output, error) == (job.completed, job.failed) and (job.is_open or not missing)
-    return messages.Audit(
-        message.request, job.id, holds, job.total, output, error, duplicates, missing, wasted, runs, tuple(findings)
-    )

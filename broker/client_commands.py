@@ -45,7 +45,7 @@ Job = Annotated[str, typer.Argument(metavar="JOB", envvar="HAULIER_JOB", help="T
 
 def register(app: typer.Typer) -> None:
     """Add the client's sub-commands to ``app``."""
-    for command in (submit, jobs, status, watch, fetch, cancel, audit, workers):
+    for command in (submit, jobs, status, watch, fetch, cancel, delete, audit, workers):
         app.command()(command)
     app.command("run")(run_command)
 
@@ -242,6 +242,21 @@ def cancel(
     _print_json(rules.as_json(info)) if as_json else typer.echo(rules.sentence(info))
 
 
+def delete(
+    job: Job,
+    broker: Broker = "",
+    keys: Keys = None,
+    insecure: Insecure = False,
+    timeout: Timeout = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Forget an ended job with all its lines. Fetch what you want to keep first."""
+    job = rules.checked_job(job)
+    with _asking(broker, keys, insecure, timeout) as client:
+        gone = client.ask(messages.DeleteJob(0, job), messages.Deleted)
+    typer.echo(json.dumps(rules.as_json(gone)) if as_json else f"{job} deleted: {rules.plural(gone.lines, 'line')}")
+
+
 def audit(
     job: Job,
     broker: Broker = "",
@@ -260,7 +275,7 @@ def audit(
     else:
         typer.echo("\n".join(rules.audit_text(found)))
     if not found.holds:
-        if info.status not in rules.ENDED:
+        if found.sound and not found.finished:
             raise NotFinishedError(f"{job} is {info.status}: some of its lines have not ended yet")
         raise typer.Exit(HaulierError.exit_code)
 

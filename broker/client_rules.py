@@ -121,6 +121,8 @@ def workers_table(workers: Iterable[messages.WorkerInfo]) -> list[str]:
 def audit_text(audit: messages.Audit) -> list[str]:
     """D4's proof for one job in words."""
     verdict = "holds" if audit.holds else "DOES NOT HOLD"
+    if not audit.finished and audit.sound:
+        verdict = "not yet; nothing is wrong so far"
     return [
         f"{audit.job}: every line ends exactly once: {verdict}",
         f"  {audit.output_lines} output + {audit.error_lines} error of {audit.total} lines, "

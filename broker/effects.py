@@ -118,9 +118,16 @@ class History(NamedTuple):
     detail: str
 
 
+class DropJob(NamedTuple):
+    """A closed job is deleted: gone at once, its rows later."""
+
+    job: str
+    at: float
+
+
 Write = (
     NewJob | SaveJob | AppendInput | SealInput | AssignLine | ReturnLine | EndAttempt | StoreResult | SaveSession
-    | History | CountDeath
+    | History | CountDeath | DropJob
 )  # fmt: skip
 
 # ----------------------------------------------------------------------------------------------------------- sends

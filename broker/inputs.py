@@ -27,11 +27,13 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class ClosedJob:
-    """What a repeated ``Submit`` must agree with, when its job is in the store only."""
+    """What a repeated ``Submit`` or a ``DeleteJob`` must agree with, when its job is in the store only."""
 
     owner: str
     size: int
     sha256: str
+    lines: int = 0
+    deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

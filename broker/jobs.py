@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from broker.effects import AppendInput, History, NewJob, Query, SaveJob, SealInput, Send, Step
+from broker.effects import AppendInput, DropJob, History, NewJob, Query, SaveJob, SealInput, Send, Step
 from broker.inputs import Came, Checked, InputFailed, Now, WaitingEnded
 from broker.state import Job, State, Window
 from common import limits, messages
@@ -50,6 +50,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 CLIENT_REQUESTS = (
     messages.Submit, messages.Chunk, messages.Seal, messages.CancelJob, messages.AskStatus, messages.AskJobs,
     messages.AskProblems, messages.Fetch, messages.AskWorkers, messages.AskAudit,
+    messages.DeleteJob,
 )  # fmt: skip
 
 
@@ -70,7 +71,13 @@ def asked(state: State, came: Came, now: Now, step: Step) -> None:
     if isinstance(message, messages.Submit):
         _submit(state, came, message, now, step)
         return
-    if isinstance(message, messages.Chunk | messages.Seal | messages.CancelJob):
+    if isinstance(message, messages.DeleteJob) and came.closed is not None and may_see(came.closed.owner, came):
+        if not came.closed.deleted:
+            step.writes += [DropJob(message.job, now.wall), History(now.wall, "deleted", message.job, "", came.user)]
+            step.note("job_deleted", job=message.job, by=came.user)
+        step.sends.append(Send(came.peer, messages.Deleted(message.request, message.job, came.closed.lines)))
+        return
+    if isinstance(message, messages.Chunk | messages.Seal | messages.CancelJob | messages.DeleteJob):
         job = state.jobs.get(message.job)
         if job is not None and may_see(job.owner, came):
             _CHANGES[type(message)](state, job, came, message, now, step)
@@ -91,6 +98,9 @@ def _submit(state: State, came: Came, message: messages.Submit, now: Now, step: 
     job = state.jobs.get(message.job)
     there = job if job is not None else came.closed
     if there is not None:
+        if came.closed is not None and came.closed.deleted:
+            step.sends.append(_fail(came, "job_deleted", f"job {message.job} was there and is deleted; use a new id"))
+            return
         if not may_see(there.owner, came) or (there.size, there.sha256) != (message.size, message.sha256):
             step.sends.append(
                 _fail(came, "job_exists", f"job {message.job} is there already with another input; use a new id")
@@ -170,7 +180,14 @@ def _cancel(state: State, job: Job, came: Came, message: messages.CancelJob, now
     step.sends.append(Query(came.peer, came.user, came.admin, message))
 
 
-_CHANGES: dict[type, Any] = {messages.Chunk: _chunk, messages.Seal: _seal, messages.CancelJob: _cancel}
+def _delete(state: State, job: Job, came: Came, message: messages.DeleteJob, now: Now, step: Step) -> None:
+    words = f"job {job.id} is {SHOWN.get(job.status, job.status)}; only ended jobs are deleted: haulier cancel it first"
+    step.sends.append(_fail(came, "job_open", words))
+
+
+_CHANGES: dict[type, Any] = {
+    messages.Chunk: _chunk, messages.Seal: _seal, messages.CancelJob: _cancel, messages.DeleteJob: _delete,
+}  # fmt: skip
 
 
 def end(state: State, job: Job, what: str, reason: str, now: Now, step: Step) -> None:

@@ -67,5 +67,19 @@ def _first(connection: sqlite3.Connection) -> None:
             connection.execute(statement)
 
 
-MIGRATIONS = (_first,)
+SECOND = """
+CREATE TABLE doomed (number INTEGER PRIMARY KEY) STRICT;
+CREATE TABLE deleted (id TEXT PRIMARY KEY, owner TEXT NOT NULL, at REAL NOT NULL) STRICT, WITHOUT ROWID;
+"""
+"""``deleted`` keeps the ids for good: a result of the old job must never be taken for one of a new job of that id.
+``doomed`` are those whose rows are not all gone yet."""
+
+
+def _second(connection: sqlite3.Connection) -> None:
+    for statement in SECOND.split(";"):
+        if statement.strip():
+            connection.execute(statement)
+
+
+MIGRATIONS = (_first, _second)
 """Version N of the store is what the first N of these make."""

@@ -115,11 +115,11 @@ class Server:
 
     def _with_facts(self, came: Came) -> Came:
         refs = rules.lookups(self.state, came)
-        if refs or isinstance(came.message, messages.Submit):
+        if refs or isinstance(came.message, messages.Submit | messages.DeleteJob):
             self._flush()
         facts = self.store.facts(refs, self.state) if refs else {}
         closed = None
-        if isinstance(came.message, messages.Submit) and came.message.job not in self.state.jobs:
+        if isinstance(came.message, messages.Submit | messages.DeleteJob) and came.message.job not in self.state.jobs:
             closed = self.store.closed_job(came.message.job)
         if not facts and closed is None:
             return came

@@ -44,6 +44,7 @@ _SQL: dict[type, str] = {
     "VALUES (?,?,?,?,?,?,?)",
     do.History: "INSERT INTO history (at, kind, job, worker, detail) VALUES (?,?,?,?,?)",
 }
+_NEXT_JOB = "SELECT max((SELECT coalesce(max(number), 0) FROM jobs), (SELECT coalesce(max(number), 0) FROM doomed)) + 1"
 _END_LINE = "UPDATE lines SET state=2 WHERE job=? AND idx=? AND state<2"
 
 
@@ -104,6 +105,9 @@ class Store:
                 ended = self.connection.executemany(_END_LINE, [(row.job, row.idx) for row in rows])
                 if ended.rowcount != len(rows):
                     raise InvariantError(f"{len(rows)} results for {ended.rowcount} lines that had none")
+            elif kind is do.DropJob:
+                for row in rows:
+                    drop_job(self.connection, row.job, row.at)
             elif kind in _SQL:
                 self.connection.executemany(_SQL[kind], rows)
 
@@ -138,7 +142,7 @@ class Store:
         """What a broker must know at its start: open jobs, lines that somebody may still hold, workers' last logins."""
         state = State(self.store_id, self.incarnation)
         one = self.connection.execute
-        state.next_job = one("SELECT coalesce(max(number), 0) + 1 FROM jobs").fetchone()[0]
+        state.next_job = one(_NEXT_JOB).fetchone()[0]
         for row in one("SELECT worker, user, incarnation, login, epoch FROM sessions"):
             state.known[row[0]] = KnownWorker(*row[1:])
         state.next_epoch = 1 + max((known.epoch for known in state.known.values()), default=0)
@@ -208,8 +212,13 @@ class Store:
 
     def closed_job(self, job: str) -> ClosedJob | None:
         """What a repeated submit must agree with."""
-        row = self.connection.execute("SELECT owner, size, sha256 FROM jobs WHERE id=?", (job,)).fetchone()
-        return None if row is None else ClosedJob(*row)
+        row = self.connection.execute(
+            "SELECT owner, size, sha256, good + problems FROM jobs WHERE id=?", (job,)
+        ).fetchone()
+        if row is not None:
+            return ClosedJob(*row)
+        row = self.connection.execute("SELECT owner FROM deleted WHERE id=?", (job,)).fetchone()
+        return None if row is None else ClosedJob(row[0], 0, "", deleted=True)
 
     def close(self) -> None:
         self.connection.close()
@@ -218,6 +227,13 @@ class Store:
 def _line(models: Sequence[str], row: Sequence[Any]) -> Line:
     index, url, model, offset, size, attempt, held, worker, deaths = row[:9]
     return Line(index, URLS[url], models[model], offset, size, attempt, held, worker, None, deaths)
+
+
+def drop_job(connection: sqlite3.Connection, job: str, at: float) -> None:
+    """A closed job is gone for everybody; its rows are left for ``upkeep``, its id is never used again."""
+    connection.execute("INSERT INTO deleted SELECT id, owner, ? FROM jobs WHERE id=?", (at, job))
+    connection.execute("INSERT INTO doomed SELECT number FROM jobs WHERE id=?", (job,))
+    connection.execute("DELETE FROM jobs WHERE id=?", (job,))
 
 
 def job_of(row: Sequence[Any]) -> Job:

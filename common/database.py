@@ -15,13 +15,14 @@ from pathlib import Path
 
 import sqlite_utils
 
+from common import limits
 from common.errors import RefusedError
 
 Migration = Callable[[sqlite3.Connection], None]
 UNSAFE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "vboxsf", "virtiofs", "fuse.grpcfuse", "osxfs"}
 """Network and shared host mounts: shared memory of the WAL index does not reach across them."""
 ALLOW_UNSAFE = "HAULIER_UNSAFE_FILESYSTEM"
-BUSY_MS = 5_000
+BUSY_MS = limits.STORE_BUSY_MS
 
 
 def open_database(path: Path, migrations: Sequence[Migration], what: str) -> sqlite_utils.Database:

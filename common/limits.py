@@ -86,6 +86,20 @@ WAITING_LOADED_MIN_COUNT = 256
 """The smallest such window, when many jobs share the memory."""
 END_LINES_A_TURN = 2_000
 """Waiting lines of a cancelled or expired job that get their error line in one turn of the broker."""
+DELETE_ROWS_A_TURN = 2_000
+"""Rows of deleted jobs that go in one turn, so that beats go on while a job of millions is deleted."""
+DELETE_BYTES_A_TURN = 16 * 1024 * 1024
+"""The same in bytes of results; one longer result still goes in one turn."""
+RETENTION_LOOK_S = 60.0
+"""Between two looks for jobs that are kept no longer."""
+TIDY_AFTER_S = 1.0
+"""A store that nobody has asked anything for so long is vacuumed and its log folded into the file."""
+VACUUM_PAGES_A_TURN = 256
+"""Free pages given back to the file system in one turn: 1 MiB."""
+QUESTIONS_MAX_COUNT = 64
+"""Long questions (audits) that wait for one reader; who asks more is told to ask again."""
+STORE_BUSY_MS = 5_000
+"""How long SQLite waits for another connection's lock before it says so."""
 DEATHS_ALONE_MAX_COUNT = 2
 """Deaths while running alone before a line is set aside (D5)."""
 

@@ -360,6 +360,14 @@ class CancelJob:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Forget an ended job with all its lines; answered by ``Deleted``, also when it was deleted before."""
+
+    request: int
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
 class AskWorkers:
     """Answered by ``Workers``."""
 
@@ -482,6 +490,19 @@ class Audit:
     wasted: int
     runs: int
     findings: tuple[str, ...]
+    finished: bool = True
+    """Whether the job has ended; until then ``holds`` is false."""
+    sound: bool = True
+    """Whether nothing was found wrong (so far)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """The job is gone; ``lines`` it had, 0 if it was gone before."""
+
+    request: int
+    job: str
+    lines: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,6 +520,6 @@ FLEET = (
     Drain, Bye, Unknown,
 )  # fmt: skip
 CLIENT = (
-    Submit, Need, Chunk, Seal, AskStatus, AskJobs, AskProblems, Fetch, CancelJob, AskWorkers, AskAudit,
-    JobInfo, Jobs, Problems, Lines, Workers, Audit, Failure,
+    Submit, Need, Chunk, Seal, AskStatus, AskJobs, AskProblems, Fetch, CancelJob, DeleteJob, AskWorkers, AskAudit,
+    JobInfo, Jobs, Problems, Lines, Workers, Audit, Deleted, Failure,
 )  # fmt: skip

@@ -161,12 +161,16 @@ class ScriptedBroker:
         job.status = "cancelled"
         return job.info(m.request)
 
+    def _deletejob(self, m: messages.DeleteJob, job: ScriptedJob) -> Any:
+        return messages.Deleted(m.request, m.job, job.info(0).total)
+
     def _askaudit(self, m: messages.AskAudit, job: ScriptedJob) -> Any:
         info = job.info(0)
         missing = info.total - info.completed - info.failed
         return messages.Audit(
-            m.request, m.job, not missing, info.total, info.completed, info.failed, 0, missing, 0, info.total, ()
-        )
+            m.request, m.job, not missing, info.total, info.completed, info.failed, 0, missing, 0, info.total, (),
+            info.ended_at > 0,
+        )  # fmt: skip
 
     def _fetch(self, m: messages.Fetch, job: ScriptedJob) -> Any:
         """Offsets are bytes of the file, so a long line can be asked for from its middle."""

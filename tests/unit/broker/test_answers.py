@@ -129,14 +129,14 @@ def test_the_audit_finds_what_is_wrong(disk: Disk) -> None:
     with disk.store.turn():
         disk.store.apply([EndAttempt(1, 1, 1, "w", "known", 1.0)])
     audit = ask(disk, messages.AskAudit(1, JOB))
-    assert (audit.holds, audit.missing, audit.wasted) == (True, 3, 1)
+    assert (audit.holds, audit.finished, audit.sound, audit.missing, audit.wasted) == (False, False, True, 3, 1)
     assert "have not ended yet" in audit.findings[0]
     job = disk.state.jobs.pop(JOB)
     job.status, job.completed = "completed", 4
     with disk.store.turn():
         disk.store.apply([SaveJob(job)])
     audit = ask(disk, messages.AskAudit(1, JOB))
-    assert not audit.holds
+    assert (audit.holds, audit.finished, audit.sound) == (False, True, False)
     assert any("neither output nor error" in words for words in audit.findings)
     assert any("the store holds 1" in words for words in audit.findings)
 

@@ -179,6 +179,8 @@ def test_queries_speak_json_or_people(ask: Any, scripted: Any, tmp_path: Path) -
     scripted.jobs[JOB].output = [b"{}", b"{}"]
     assert ask("audit", JOB)[0] == 0
     assert json.loads(ask("audit", "--json", JOB)[1])["holds"] is True
+    assert json.loads(ask("delete", "--json", JOB)[1]) == {"job": JOB, "lines": 2}
+    assert ask("delete", JOB)[1] == f"{JOB} deleted: 2 lines\n"
 
 
 @pytest.mark.parametrize(
