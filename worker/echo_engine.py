@@ -6,7 +6,9 @@ For measuring and testing the fleet alone. Its tokens are the bytes of the last 
 
 from __future__ import annotations
 
+import sys
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +21,8 @@ from worker.engine.stopping import Answer
 from worker.structures import EngineFigures, Finished, Request
 
 VOCABULARY = 256
+INT32 = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
+"""The encoding that makes an int32 of each character, and so, over Latin-1, of each byte."""
 
 
 class EchoCodec:
@@ -30,7 +34,7 @@ class EchoCodec:
         return str(messages[-1]["content"])
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Sequence[int]]:
-        return [list(text.encode()) for text in texts]
+        return [array("i", text.encode().decode("latin-1").encode(INT32)) for text in texts]
 
     def decode(self, answers: Sequence[Sequence[int]]) -> list[str]:
         return [text_of(one) for one in answers]
@@ -60,8 +64,8 @@ class EchoEngine:
         self._delay_s = delay_s
         self._on_finished = on_finished
         self._on_admitted = on_admitted
-        self._waiting: deque[tuple[Request, list[int]]] = deque()
-        self._running: deque[tuple[float, Request, list[int]]] = deque()
+        self._waiting: deque[tuple[Request, bytes]] = deque()
+        self._running: deque[tuple[float, Request, bytes]] = deque()
 
     def figures(self) -> EngineFigures:
         """Any thread."""
@@ -102,8 +106,8 @@ class EchoEngine:
                 if entry.is_skip:
                     self._on_finished(Finished(request, (), "cancelled"))
                 else:
-                    ids = payload[one.offset_tokens : one.offset_tokens + one.token_count].tolist()
-                    self._waiting.append((request, ids))
+                    piece = payload[one.offset_tokens : one.offset_tokens + one.token_count]
+                    self._waiting.append((request, piece.tobytes().decode(INT32).encode("latin-1")))
         self._consumer.release(entry)
 
     def _begin(self) -> int:
@@ -136,12 +140,12 @@ class EchoEngine:
         self._running = deque(one for one in self._running if one[1].ref not in refs)
 
 
-def echoed(request: Request, ids: list[int]) -> Finished:
+def echoed(request: Request, ids: Sequence[int]) -> Finished:
     """The prompt as the answer, ended as a model's answer would be: at a stop string, or at ``max_tokens``."""
     sampling = request.sampling
     if not sampling.stop:
         reason = "stop" if len(ids) <= sampling.max_tokens else "length"
-        return Finished(request, tuple(ids[: sampling.max_tokens]), reason)
+        return Finished(request, ids[: sampling.max_tokens], reason)
     answer = Answer(sampling, text_of)
     for token in ids:
         if answer.add(token) is not None:

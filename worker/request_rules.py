@@ -10,7 +10,7 @@ import json
 import math
 import zlib
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from common import limits
 from common.messages import LineRef
@@ -26,6 +26,7 @@ LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key",
 OBEYED = frozenset({"model", "temperature", "top_p", "top_k", "seed", "max_tokens", "stop"})
 CHAT_ONLY = frozenset({"messages", "max_completion_tokens"})
 COMPLETIONS_ONLY = frozenset({"prompt"})
+_CHAT_KNOWN, _COMPLETIONS_KNOWN = (OBEYED | LABELS | only for only in (CHAT_ONLY, COMPLETIONS_ONLY))
 OFF: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -75,8 +76,7 @@ class Serving:
     stop_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """A body understood. Exactly one of ``messages``, ``prompt`` and ``prompt_ids`` is there."""
 
     messages: tuple[dict[str, Any], ...] | None
@@ -138,7 +138,7 @@ def sampling(asked: Asked, prompt_tokens: int, serving: Serving) -> Sampling:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        asked = json.loads(body, parse_constant=_no_constant)
+        asked = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
     except (ValueError, RecursionError) as bad:
         raise RequestError("invalid_json", f"the body is not JSON: {bad}") from bad
     if not isinstance(asked, dict):
@@ -150,6 +150,10 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+"""What ``json.loads`` makes anew for each body."""
+
+
 def _model(asked: dict[str, Any], serving: Serving) -> None:
     model = asked.get("model")
     if not isinstance(model, str) or not model:
@@ -159,7 +163,7 @@ def _model(asked: dict[str, Any], serving: Serving) -> None:
 
 
 def _only_known(asked: dict[str, Any], chat: bool) -> None:
-    known = OBEYED | LABELS | (CHAT_ONLY if chat else COMPLETIONS_ONLY)
+    known = _CHAT_KNOWN if chat else _COMPLETIONS_KNOWN
     for name, value in asked.items():
         if name in known or value is None:
             continue

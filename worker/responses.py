@@ -68,5 +68,8 @@ def _name(ref: LineRef) -> str:
     return f"{ref.job.replace('-', '')}-{ref.index}-{ref.attempt}"
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
 def _json(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", errors="replace")
+    return _ENCODER.encode(body).encode("utf-8", errors="replace")

@@ -7,6 +7,7 @@ tokenizer (text and response body) -> ``Outcome`` -> session -> outbox -> socket
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ class Finished(NamedTuple):
     """What the engine has to say about a request, once. ``token_ids`` are the answer's, without a stop token."""
 
     request: Request
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     reason: str
     """``stop``, ``length``, ``cancelled`` or ``failed`` (then ``error`` says why)."""
     error: str = ""

@@ -121,7 +121,8 @@ class Preparer:
 
     def _request(self, job: TokenizeJob, asked: Asked, ids: Sequence[int]) -> Prepared:
         sampling = rules.sampling(asked, len(ids), self._serving)
-        return Prepared(Request(job.ref, job.url, self._serving.model, len(ids), sampling), array("i", ids))
+        held = ids if isinstance(ids, array) else array("i", ids)
+        return Prepared(Request(job.ref, job.url, self._serving.model, len(ids), sampling), held)
 
     def answer(self, finished: Sequence[Finished]) -> list[Outcome]:
         """Each request's result as its line will show it, in order."""
@@ -146,7 +147,7 @@ class Stop:
     """Told to a tokenizer's queue: end."""
 
 
-Work = TokenizeJob | Finished | Stop
+Work = Sequence[TokenizeJob] | Finished | Stop
 Results = Callable[[Sequence[Prepared | Outcome]], None]
 
 
@@ -168,8 +169,8 @@ def serve(work: queue.SimpleQueue[Work | Preparer], results: Results) -> None:
             early = todo
             continue
         early = []
-        jobs = [item for item in todo if isinstance(item, TokenizeJob)]
         finished = [item for item in todo if isinstance(item, Finished)]
+        jobs = [job for item in todo if isinstance(item, list) for job in item]
         if finished:
             results(preparer.answer(finished))
         for start in range(0, len(jobs), limits.TOKENIZE_MAX_LINES):
@@ -177,7 +178,7 @@ def serve(work: queue.SimpleQueue[Work | Preparer], results: Results) -> None:
 
 
 def _next(work: queue.SimpleQueue[Work | Preparer]) -> list[Work | Preparer]:
-    """At least one item, and what else is there, up to a call's worth."""
+    """At least one item, and what else is there, up to a call's worth of answers."""
     batch = [work.get()]
     while len(batch) < limits.TOKENIZE_MAX_LINES:
         try:

@@ -209,7 +209,7 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     local.run()
     if engine.host is not None:
         link = max(link, _link(engine))
-    tokens = {number: finished.token_ids for number, finished in local.finished.items()}
+    tokens = {number: tuple(finished.token_ids) for number, finished in local.finished.items()}
     local.close()
     return Run(seconds, steps, moved, link, prefilled - begun, logits, peak, tokens, lifecycle_share,
                transport_share)  # fmt: skip

@@ -106,10 +106,10 @@ def test_lines_wait_for_the_model_and_are_then_prepared_in_order(preparer: Prepa
     thread = threading.Thread(target=tokenizer.serve, args=(work, results.extend))
     thread.start()
     for index in range(150):
-        work.put(job(index, messages=say("a")))
+        work.put([job(index, messages=say("a"))])
     work.put(preparer)
     for index in range(150, 300):
-        work.put(job(index, messages=say("a")))
+        work.put([job(index, messages=say("a"))])
     while len(results) < 300:
         threading.Event().wait(0.01)
     work.put(tokenizer.Stop())
