@@ -138,7 +138,8 @@ def sampling(asked: Asked, prompt_tokens: int, serving: Serving) -> Sampling:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        asked = _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
+        plain = body[:1] == b"{" and body[1:2] != b"\0"  # what detect_encoding would find to be UTF-8
+        asked = _DECODER.decode(body.decode("utf-8" if plain else json.detect_encoding(body), "surrogatepass"))
     except (ValueError, RecursionError) as bad:
         raise RequestError("invalid_json", f"the body is not JSON: {bad}") from bad
     if not isinstance(asked, dict):
@@ -215,7 +216,9 @@ def _max_tokens(asked: dict[str, Any], chat: bool) -> int | None:
 
 def _stop(asked: dict[str, Any]) -> tuple[str, ...]:
     value = asked.get("stop")
-    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
         raise RequestError("invalid_type", "stop must be a string or a list of strings", "stop")
     if len(stops) > limits.STOP_STRINGS_MAX_COUNT:
@@ -229,7 +232,7 @@ def _messages(asked: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     messages = asked.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("missing_messages", "messages must be a list of at least one message", "messages")
-    return tuple(_message(one, f"messages[{number}]") for number, one in enumerate(messages))
+    return tuple([_message(one, f"messages[{number}]") for number, one in enumerate(messages)])
 
 
 def _message(message: Any, where: str) -> dict[str, Any]:

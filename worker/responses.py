@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from common.messages import LineRef
-from worker.structures import Finished, Outcome, Request
+from worker.structures import Finished, Outcome
 
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
@@ -19,18 +19,13 @@ def answered(finished: Finished, text: str, created: float, fingerprint: str) ->
     """The result of a request that ran to its end; ``text`` is all of its answer's tokens as text."""
     request = finished.request
     text = text if finished.text_chars is None else text[: finished.text_chars]
-    reason = finished.reason
-    body = _chat(request, text, reason) if request.url == CHAT_URL else _completion(request, text, reason)
-    completion_tokens = len(finished.token_ids)
-    body["created"] = int(created)
-    body["model"] = request.model
-    body["system_fingerprint"] = fingerprint or None
-    body["usage"] = {
-        "prompt_tokens": request.prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": request.prompt_tokens + completion_tokens,
-    }
-    return Outcome(request.ref, "ok", 200, request.prompt_tokens, completion_tokens, _json(body))
+    prompt_tokens, completion_tokens = request.prompt_tokens, len(finished.token_ids)
+    body = (_CHAT if request.url == CHAT_URL else _COMPLETION) % (
+        _name(request.ref), _text(text), _text(finished.reason), created, _text(request.model),
+        _text(fingerprint) if fingerprint else "null", prompt_tokens, completion_tokens,
+        prompt_tokens + completion_tokens,
+    )  # fmt: skip
+    return Outcome(request.ref, "ok", 200, prompt_tokens, completion_tokens, body.encode("utf-8", errors="replace"))
 
 
 def failed(
@@ -47,21 +42,18 @@ def cancelled(ref: LineRef, prompt_tokens: int = 0, completion_tokens: int = 0) 
     return Outcome(ref, "cancelled", 0, prompt_tokens, completion_tokens, b"")
 
 
-def _chat(request: Request, text: str, reason: str) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text, "refusal": None}
-    return {
-        "id": f"chatcmpl-{_name(request.ref)}",
-        "object": "chat.completion",
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reason}],
-    }
-
-
-def _completion(request: Request, text: str, reason: str) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{_name(request.ref)}",
-        "object": "text_completion",
-        "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}],
-    }
+_text = json.encoder.encode_basestring
+"""A JSON string of a str."""
+_REST = (
+    ',"logprobs":null,"finish_reason":%s}],"created":%d,"model":%s,"system_fingerprint":%s,'
+    '"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}'
+)
+_CHAT = (
+    '{"id":"chatcmpl-%s","object":"chat.completion",'
+    '"choices":[{"index":0,"message":{"role":"assistant","content":%s,"refusal":null}' + _REST
+)
+_COMPLETION = '{"id":"cmpl-%s","object":"text_completion","choices":[{"index":0,"text":%s' + _REST
+"""A body is the same words around a few values each time: written out, it costs a tenth of encoding it from parts."""
 
 
 def _name(ref: LineRef) -> str:

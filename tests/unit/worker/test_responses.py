@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from common.messages import LineRef
 from worker import responses
 from worker.structures import Finished, Request, Sampling
@@ -61,3 +63,14 @@ def test_a_body_is_one_line_of_json_whatever_the_text() -> None:
 def test_a_cancelled_line_has_no_body() -> None:
     """It is answered all the same."""
     assert responses.cancelled(REF) == responses.Outcome(REF, "cancelled", 0, 0, 0, b"")
+
+
+@pytest.mark.parametrize("url", [responses.CHAT_URL, responses.COMPLETIONS_URL])
+def test_no_name_or_text_can_end_its_string(url: str) -> None:
+    """A model named by a path on some other system, an answer full of quotes and percent signs."""
+    nasty = '"}\\%s%d\x00\n{"'
+    one = finished(url)._replace(request=finished(url).request._replace(model=nasty))
+    body = json.loads(responses.answered(one, nasty, 0, nasty).body)
+    choice = body["choices"][0]
+    text = choice["message"]["content"] if url == responses.CHAT_URL else choice["text"]
+    assert (body["model"], body["system_fingerprint"], text) == (nasty, nasty, nasty)
