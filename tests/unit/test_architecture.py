@@ -7,8 +7,10 @@ fault, which the check must find. A newcomer who breaks a rule learns it here, b
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import sys
+import textwrap
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -240,7 +242,8 @@ def readme_map(tree: Tree) -> list[str]:
     """README's map, between two ``<!-- map -->``, names every module and nothing else.
 
     A module is named by its path (``broker/server.py``) or, in a fenced block, by its folder at the start of a line
-    with the modules after it (``broker/  jobs sessions``; more of them on indented lines).
+    with the modules after it (``broker/  jobs sessions``; more of them on indented lines). This file, run as a
+    program, prints such a block.
     """
     parts = (tree.root / "README.md").read_text(encoding="utf-8").split(MAP_MARK)
     if len(parts) < 3:
@@ -388,3 +391,29 @@ def test_each_check_finds_its_fault(tmp_path: Path, check: Check, files: dict[st
 def test_the_tree_is_read_at_all(tree: Tree) -> None:
     """An empty tree keeps every rule; ours is not empty."""
     assert {"common.cli", "common.limits", "worker.model_store"} <= set(tree.modules)
+
+
+def drawn_map(tree: Tree) -> str:
+    """The fenced block of README's map, one folder after another."""
+    rooms: dict[str, list[str]] = {}
+    for module in tree.modules.values():
+        if module.path.name not in ("__init__.py", "__main__.py"):
+            rooms.setdefault(f"{module.path.parent.relative_to(tree.root).as_posix()}/", []).append(module.path.stem)
+    blocks = [
+        textwrap.fill(" ".join(names), 110, initial_indent=f"{room:<16}", subsequent_indent=" " * 16)
+        for room, names in rooms.items()
+    ]
+    return "```\n" + "\n".join(blocks) + "\n```"
+
+
+def test_the_map_that_is_drawn_is_the_map_that_is_asked_for(tree: Tree, tmp_path: Path) -> None:
+    """Whoever adds a module prints the map anew and pastes it."""
+    (tmp_path / "README.md").write_text(f"{MAP_MARK}\n{drawn_map(tree)}\n{MAP_MARK}\n", encoding="utf-8")
+    modules = {
+        name: dataclasses.replace(m, path=tmp_path / m.path.relative_to(ROOT)) for name, m in tree.modules.items()
+    }
+    assert readme_map(Tree(tmp_path, modules)) == []
+
+
+if __name__ == "__main__":
+    print(drawn_map(Tree.read(ROOT)))
