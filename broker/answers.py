@@ -31,9 +31,9 @@ def answer(store: Store, state: State, query: Query, mono: float) -> Any:
         )
     if isinstance(message, messages.AskJobs):
         return _jobs(store, state, query, message)
-    job = _job(store, state, message.job)
-    if job is None or not jobs.may_see(job.owner, query):
-        return messages.Failure(message.request, "no_job", _NO_JOB.format(job=message.job[:80]), 4)
+    job = job_asked_for(store, state, query)
+    if isinstance(job, messages.Failure):
+        return job
     match message:
         case messages.AskProblems():
             return _problems(store, job, message)
@@ -44,6 +44,15 @@ def answer(store: Store, state: State, query: Query, mono: float) -> Any:
         case messages.Chunk():
             return messages.Need(message.request, job.id, job.size)
     return _info(store, state, job, message.request)
+
+
+def job_asked_for(store: Store, state: State, query: Query) -> Job | messages.Failure:
+    """The job that ``query`` is about, or the answer to who may not see it, or asks for one that is not there."""
+    message = query.message
+    job = _job(store, state, message.job)
+    if job is None or not jobs.may_see(job.owner, query):
+        return messages.Failure(message.request, "no_job", _NO_JOB.format(job=message.job[:80]), 4)
+    return job
 
 
 def _job(store: Store, state: State, job: str) -> Job | None:

@@ -13,7 +13,8 @@ from common import messages
 
 _JOB = "number, status, good, problems, lenient, completed, failed, bad_stored, id"
 _DUPLICATES = (
-    "SELECT coalesce(sum(n - 1), 0) FROM (SELECT count(*) AS n FROM results r JOIN lines l ON l.job=r.job AND l.idx=r.idx "
+    "SELECT coalesce(sum(n - 1), 0) FROM (SELECT count(*) AS n FROM results r "
+    "JOIN lines l ON l.job=r.job AND l.idx=r.idx "
     "WHERE r.job=? AND l.custom_id IS NOT NULL GROUP BY l.custom_id HAVING n > 1)"
 )
 

@@ -10,7 +10,7 @@ import typer
 from broker.process import serve
 from common import keys as key_files
 from common import log
-from common.config import BrokerSettings, KeySettings, endpoints
+from common.config import BrokerSettings, KeySettings, endpoints, seconds
 from common.errors import UsageError
 from common.parent import follow_parent
 
@@ -44,6 +44,9 @@ def broker(
     grace: Annotated[
         float, typer.Option(help="Seconds workers have to claim lines after a restart.", envvar="HAULIER_GRACE")
     ] = 30.0,
+    keep: Annotated[
+        str, typer.Option(help="Delete ended jobs after this time, such as 30d; 0: never.", envvar="HAULIER_KEEP")
+    ] = "0",
     standby: Annotated[
         bool,
         typer.Option(
@@ -56,7 +59,14 @@ def broker(
     if len(found) != 1:
         raise UsageError(f"--bind {bind!r} must be one address, tcp://HOST:PORT")
     settings = BrokerSettings(
-        found[0], state, KeySettings(keys, insecure, force_insecure), disk_reserve_gib, metrics_port, grace, standby
+        found[0],
+        state,
+        KeySettings(keys, insecure, force_insecure),
+        disk_reserve_gib,
+        metrics_port,
+        grace,
+        seconds(keep),
+        standby,
     )
     log.setup()
     follow_parent()

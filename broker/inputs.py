@@ -116,6 +116,13 @@ class InputFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Deaf:
+    """For so long this broker did not listen: stopped, starved, or at work on its disk. Then silence proves nothing."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The last input of each turn: timers, dispatch and what changed in jobs. ``disk_free`` in bytes."""
 
@@ -127,4 +134,4 @@ class Stop:
     """The operator wants this broker to leave."""
 
 
-Input = Came | Faulted | Unsendable | Loaded | Checked | WaitingEnded | InputFailed | Tick | Stop
+Input = Came | Faulted | Unsendable | Loaded | Checked | WaitingEnded | InputFailed | Deaf | Tick | Stop

@@ -7,19 +7,26 @@ waited for. Long bodies go out in parts, paced, so that no worker's queue is fil
 from __future__ import annotations
 
 import errno
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 import zmq
 
 from broker.effects import BodyAt, SendBatch
 from broker.inputs import Came, Faulted
 from broker.spool import Spool
-from common import codec, limits, messages
+from common import codec, limits, messages, wire
 from common.errors import PeerFault
 from common.keys import FIRST_NAME, Authorized
+
+log = structlog.get_logger(room="broker.link")
+WRONG_KEY = (
+    "their --keys holds another broker's server.key, or a client key that was not added here, or none (--insecure)"
+)
 
 
 @dataclass(slots=True)
@@ -34,11 +41,16 @@ class _Parts:
 class Link:
     """The ROUTER. ``authorized`` is None without keys: everybody who reaches it then sees all."""
 
-    def __init__(self, socket: zmq.Socket[bytes], authorized: Authorized | None, spool: Spool) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], authorized: Authorized | None, spool: Spool, monitor: wire.Monitor | None = None
+    ) -> None:
         self.socket = socket
         self._authorized = authorized
         self._spool = spool
         self._parts: dict[bytes, _Parts] = {}
+        self._monitor = monitor
+        self._looked_at = 0.0
+        self._denied, self._last_denied = 0, ""
 
     @property
     def busy(self) -> bool:
@@ -50,7 +62,8 @@ class Link:
         self.socket.poll(int(seconds * 1000), zmq.POLLIN)
 
     def receive(self) -> Iterator[Came | Faulted]:
-        """What came in, until there is no more or the turn is full."""
+        """What came in, until there is no more or the turn is full. Who was not let in is told to the log."""
+        self._look_at_doors()
         size = 0
         for _ in range(limits.MESSAGES_A_TURN_COUNT):
             try:
@@ -61,6 +74,24 @@ class Link:
             size += len(frames[-1])
             if size > limits.MESSAGES_A_TURN_BYTES:
                 return
+
+    def _look_at_doors(self) -> None:
+        """Once a beat: keys that came and went, so that a revoked key's next message is its last (S5), and who knocked
+        with a key that does not fit.
+        """
+        for news in self._monitor.news() if self._monitor is not None else ():
+            if news.kind == "denied":
+                self._denied += 1
+                self._last_denied = news.detail
+        now = time.monotonic()
+        if now - self._looked_at < limits.BEAT_S:
+            return
+        self._looked_at = now
+        if self._authorized is not None:
+            self._authorized.refresh()
+        if self._denied:
+            log.warning("not_let_in", handshakes=self._denied, last=self._last_denied, advice=WRONG_KEY)
+            self._denied = 0
 
     def _read(self, frames: list[Any]) -> Came | Faulted:
         peer = frames[0].bytes
@@ -126,6 +157,10 @@ class Link:
                 del self._parts[peer]
         return failed
 
+    def forget_all(self) -> None:
+        """No session stands any more: what is left of bodies is sent to nobody."""
+        self._parts.clear()
+
     def forget(self, job: str) -> None:
         """The job is over: what is left of its bodies is sent to nobody."""
         for parts in self._parts.values():
@@ -133,6 +168,8 @@ class Link:
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close; what was said last gets ``linger_s`` to leave."""
+        if self._monitor is not None:
+            self._monitor.close()
         self.socket.close(int(linger_s * 1000))
 
 

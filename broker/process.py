@@ -14,15 +14,19 @@ from types import FrameType
 import structlog
 import zmq
 
+from broker.full import Full
 from broker.link import Link
+from broker.questions import Questions
+from broker.reader import Reader
 from broker.server import STORE_NAME, Server, prepare
 from broker.spool import Spool
 from broker.standby import Standby, pulse
 from broker.store import Store
+from broker.upkeep import Upkeep
 from common import metrics, wire
 from common.clock import SystemClock
 from common.config import GIB, BrokerSettings, KeySettings
-from common.errors import RefusedError
+from common.errors import DiskFullError, RefusedError
 from common.keys import load_server
 from common.locks import Lock
 
@@ -60,23 +64,25 @@ def _take(lock: Lock, settings: BrokerSettings, told: _Told, figures: metrics.Me
 
 
 def _serve(settings: BrokerSettings, told: _Told, figures: metrics.Metrics) -> None:
-    """Be the broker of a store that is locked for us."""
+    """Be the broker of a store that is locked for us; through times without room on its disk too (D6)."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    store = None
+    path = settings.state / STORE_NAME
+    store: Store | None = None
     spool = Spool(settings.state / "spool")
     try:
-        store = Store.open(settings.state / STORE_NAME)
+        store = Store.open(path)
         with wire.authenticator(context, settings.keys) as authorized:
             socket = wire.router(context, settings.bind, settings.keys)
-            link = Link(socket, authorized, spool)
+            link = Link(socket, authorized, spool, wire.Monitor(socket))
             try:
-                clock = SystemClock()
-                state = prepare(store, spool, clock, settings.grace_s, int(settings.disk_reserve_gib * GIB))
-                server = Server(state, store, spool, link, clock, settings.state, figures)
-                told.tell(server)
-                pulse(settings.state)
-                _announce(settings, socket, state.incarnation, len(state.jobs))
-                server.run()
+                checker: Reader | None = Reader(path)
+                while store is not None:
+                    words = _turns(settings, store, spool, link, told, figures, checker)
+                    store.close()
+                    store, checker = None, None
+                    if words:
+                        link.forget_all()
+                        store = _with_room(Full(link, path, SystemClock(), words), told)
             finally:
                 link.close()
     finally:
@@ -84,6 +90,39 @@ def _serve(settings: BrokerSettings, told: _Told, figures: metrics.Metrics) -> N
             store.close()
         spool.close()
         context.term()
+
+
+def _turns(
+    settings: BrokerSettings, store: Store, spool: Spool, link: Link, told: _Told, figures: metrics.Metrics,
+    checker: Reader | None,
+) -> str:  # fmt: skip
+    """Turns until told to stop; if the disk is full before that, what it said."""
+    clock = SystemClock()
+    reader = Reader(store.path)
+    upkeep = Upkeep(store.connection, store.path, settings.keep_s, checker)
+    try:
+        state = prepare(store, spool, clock, settings.grace_s, int(settings.disk_reserve_gib * GIB))
+        questions = Questions(reader, store.path)
+        server = Server(state, store, spool, link, clock, settings.state, figures, questions, upkeep)
+        told.tell(server)
+        pulse(settings.state)
+        _announce(settings, link.socket, state.incarnation, len(state.jobs))
+        server.run()
+    except DiskFullError as error:
+        return str(error)
+    finally:
+        upkeep.close()
+        reader.close()
+    return ""
+
+
+def _with_room(full: Full, told: _Told) -> Store | None:
+    """The store, once there is room for it; None when told to stop before."""
+    while not told.stop.is_set():
+        store = full.turn()
+        if store is not None:
+            return store
+    return None
 
 
 def _check_keys(keys: KeySettings) -> None:

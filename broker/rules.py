@@ -10,7 +10,20 @@ from typing import Any
 
 from broker import delivery, jobs, recovery, scheduler, sessions
 from broker.effects import Send, Step
-from broker.inputs import Came, Checked, Faulted, Input, InputFailed, Loaded, Now, Stop, Tick, Unsendable, WaitingEnded
+from broker.inputs import (
+    Came,
+    Checked,
+    Deaf,
+    Faulted,
+    Input,
+    InputFailed,
+    Loaded,
+    Now,
+    Stop,
+    Tick,
+    Unsendable,
+    WaitingEnded,
+)
 from broker.state import State
 from common import messages
 from common.errors import InvariantError, PeerFault
@@ -39,6 +52,8 @@ def handle(state: State, input: Input, now: Now) -> Step:
             jobs.waiting_ended(state, input)
         case InputFailed():
             jobs.input_failed(state, input, step)
+        case Deaf():
+            sessions.was_deaf(state, input.seconds, now, step)
         case Tick():
             _tick(state, input, now, step)
         case Stop():

@@ -6,21 +6,24 @@ the process with nothing said, and the next one starts from what was synced. One
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from broker import jobs, rules, scheduler
-from broker.answers import answer
+from broker.answers import answer, job_asked_for
 from broker.effects import AppendInput, Note, Query, SealInput, Send, SendBatch, Write
-from broker.inputs import Came, Input, InputFailed, Loaded, Now, Stop, Tick, Unsendable, WaitingEnded
+from broker.inputs import Came, Deaf, Input, InputFailed, Loaded, Now, Stop, Tick, Unsendable, WaitingEnded
 from broker.intake import Intake
 from broker.link import Link
+from broker.questions import Questions
 from broker.spool import Spool
 from broker.standby import pulse
 from broker.state import Job, State
-from broker.store import Store
+from broker.store import Store, unusable
+from broker.upkeep import Upkeep
 from common import limits, messages
 from common.clock import Clock
 from common.database import free_bytes, wal_bytes
@@ -38,9 +41,11 @@ class Server:
     """One broker run over an open store, spool and link."""
 
     def __init__(
-        self, state: State, store: Store, spool: Spool, link: Link, clock: Clock, folder: Path, metrics: Metrics
-    ) -> None:
+        self, state: State, store: Store, spool: Spool, link: Link, clock: Clock, folder: Path, metrics: Metrics,
+        questions: Questions | None = None, upkeep: Upkeep | None = None,
+    ) -> None:  # fmt: skip
         self.state, self.store, self.spool, self.link, self.clock = state, store, spool, link, clock
+        self.questions, self.upkeep = questions, upkeep
         self.intake = Intake(store, spool)
         self.metrics = metrics
         self._folder = folder
@@ -49,6 +54,8 @@ class Server:
         self._pending: list[Input] = []
         self._closed: list[str] = []
         self._measured_at = 0.0
+        self._listened_at, self._busy_s = clock.monotonic(), 0.0
+        self._heard = True
         self._ended = {outcome: metrics.lines.labels(outcome=outcome) for outcome in ("completed", "failed")}
         self._seen: set[str] = set()
         self.stopping = False
@@ -56,19 +63,21 @@ class Server:
 
     def turn(self) -> None:
         """One round: wait, take in, decide, commit, speak."""
-        self.link.wait(self._pause())
+        self._wait()
         with self.store.turn():
             for input in self._pending_inputs():
                 self._feed(input)
             for input in self.link.receive():
                 self._feed(input)
             self._check_and_end()
+            self._keep_house()
             self._load_windows()
             self._feed(Tick(free_bytes(self._folder)))
             self._flush()
         self._drop_inputs()
         self._speak()
         self._measure()
+        self._busy_s = self.clock.monotonic() - self._listened_at
 
     def run(self) -> None:
         """Turns until ``stopping`` is set (by a signal), then a last one that tells the workers."""
@@ -81,7 +90,18 @@ class Server:
     def _pause(self) -> float:
         if self._pending or self.stopping or jobs.work_wanted(self.state):
             return 0.0
+        if self.upkeep is not None and self.upkeep.busy:
+            return IDLE_S / 10
         return IDLE_S / 4 if self.link.busy else IDLE_S
+
+    def _wait(self) -> None:
+        """Until something came in. Time in which nobody listened is no silence of the workers' (S3)."""
+        pause, since = self._pause(), self.clock.monotonic()
+        self.link.wait(pause)
+        self._listened_at = self.clock.monotonic()
+        deaf = self._busy_s + self._listened_at - since - pause
+        if deaf >= limits.BEAT_S:
+            self._pending.insert(0, Deaf(deaf))
 
     def _now(self) -> Now:
         return Now(self.clock.monotonic(), self.clock.wall())
@@ -93,6 +113,7 @@ class Server:
     def _feed(self, input: Input) -> None:
         """One input through the rules; what it writes is in this turn's transaction, what it says waits for the end."""
         if isinstance(input, Came):
+            self._heard = True
             input = self._with_facts(input)
         step = rules.handle(self.state, input, self._now())
         for note in step.notes:
@@ -150,6 +171,11 @@ class Server:
         count, left = self.store.end_waiting(job, code, message, limits.END_LINES_A_TURN, self.clock.wall())
         self._feed(WaitingEnded(job.id, count, left))
 
+    def _keep_house(self) -> None:
+        if self.upkeep is not None:
+            self._flush()
+            self.upkeep.within_turn(self._now())
+
     def _load_windows(self) -> None:
         self._flush()
         for job, window, count in list(scheduler.windows_wanted(self.state)):
@@ -157,12 +183,15 @@ class Server:
             self._feed(Loaded(job.id, window.model, lines, cursor, exhausted))
 
     def _drop_inputs(self) -> None:
-        """Inputs of jobs whose end is committed: nobody reads them any more, and disks fill."""
+        """Inputs of jobs whose end is committed: nobody reads them any more, and disks fill. Then other upkeep."""
         closed, self._closed = self._closed, []
         for job in closed:
             self.intake.forget(job)
             self.link.forget(job)
             self.spool.drop(job)
+        if self.upkeep is not None:
+            self.upkeep.between_turns(self._now(), quiet=not self._heard)
+        self._heard = False
 
     # -- out ----------------------------------------------------------------------------------------------------
 
@@ -174,16 +203,28 @@ class Server:
             if send.peer in deaf:
                 continue
             if isinstance(send, Query):
-                reply: Any = answer(self.store, self.state, send, self.clock.monotonic())
-                heard = self.link.send(send.peer, reply)
+                reply = self._answer(send)
+                heard = reply is None or self.link.send(send.peer, reply)
             elif isinstance(send, SendBatch):
                 heard = self.link.send_batch(send)
             else:
                 heard = self.link.send(send.peer, send.message)
             if not heard:
                 deaf.add(send.peer)
+        for peer, late in self.questions.answers() if self.questions is not None else ():
+            self.link.send(peer, late)
         deaf.update(self.link.send_parts(self.clock.monotonic()))
         self._pending += [Unsendable(peer) for peer in deaf]
+
+    def _answer(self, query: Query) -> Any:
+        """The answer; None when it comes in a later turn."""
+        try:
+            if self.questions is None or not isinstance(query.message, messages.AskAudit):
+                return answer(self.store, self.state, query, self.clock.monotonic())
+            job = job_asked_for(self.store, self.state, query)
+        except sqlite3.Error as error:
+            raise unusable(self.store.path, error) from error
+        return job if isinstance(job, messages.Failure) else self.questions.ask(query, job)
 
     def _tell(self, note: Note) -> None:
         if note.kind not in QUIET:
@@ -191,6 +232,8 @@ class Server:
         match note.kind:
             case "job_ended":
                 self._closed.append(note.fields["job"])
+            case "job_deleted" if self.upkeep is not None:
+                self.upkeep.deleted()
             case "line_ended":
                 self._ended[note.fields["outcome"]].inc()
             case "line_wasted":

@@ -282,6 +282,13 @@ def tick(state: State, now: Now, step: Step) -> None:
             step.sends.append(Send(session.peer, messages.BrokerBeat(session.fence)))
 
 
+def was_deaf(state: State, seconds: float, now: Now, step: Step) -> None:
+    """Nobody listened for a while: what a worker said then may still be on its way, so it is not silent yet (S3)."""
+    step.note("was_deaf", seconds=round(seconds, 1), sessions=len(state.sessions))
+    for session in state.sessions.values():
+        session.heard_at = min(now.mono, session.heard_at + seconds)
+
+
 def stop(state: State, step: Step) -> None:
     """This broker leaves: workers look for the next one at once instead of waiting for silence; lines stay theirs."""
     state.stopping = True

@@ -5,6 +5,7 @@ The store holds offsets into these files, so that neither it nor memory grows wi
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import OrderedDict
 from collections.abc import Container
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import limits
-from common.errors import RefusedError
+from common.errors import DiskFullError, RefusedError
 
 OPEN_MAX_COUNT = 64
 """Files kept open at once."""
@@ -59,11 +60,16 @@ class Spool:
             written += os.pwrite(descriptor, data[written:], offset + written)
 
     def seal(self, job: str) -> None:
-        """Sync the file and its name."""
-        os.fsync(self._descriptor(job))
+        """Sync the file and its name. Raises ``DiskFullError`` or ``RefusedError``; then it counts as not sealed."""
         folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            os.fsync(self._descriptor(job))
             os.fsync(folder)
+        except OSError as error:
+            kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else RefusedError
+            raise kind(
+                f"{self.path(job)} cannot be synced: {error.strerror}; look after the disk of --state"
+            ) from error
         finally:
             os.close(folder)
 

@@ -7,6 +7,7 @@ again. Knows no rule and opens no store.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -25,8 +26,9 @@ LOOK_S = 0.1
 
 
 def pulse(folder: Path) -> None:
-    """The active broker is at work. Raises ``OSError``."""
-    (folder / PULSE_NAME).touch(mode=0o600)
+    """The active broker is at work."""
+    with contextlib.suppress(OSError):  # a full disk stops no broker: then its standby takes it for hung, which is near
+        (folder / PULSE_NAME).touch(mode=0o600)
 
 
 class Standby:

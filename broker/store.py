@@ -19,12 +19,13 @@ from broker import effects as do
 from broker.inputs import ClosedJob, Now
 from broker.schema import MIGRATIONS
 from broker.state import ENDED, OPEN, WAITING, Fact, Job, KnownWorker, Line, State, Window
-from common.database import open_database, transaction
-from common.errors import InvariantError, RefusedError
+from common.database import is_full, open_database, transaction
+from common.errors import DiskFullError, InvariantError, RefusedError
 from common.ids import LineId, new_id
 from common.messages import LineRef
 from common.openai_lines import URLS
 
+WHAT = "the broker's store"
 LINE = "idx, url, model, offset, size, attempt, held, worker, deaths"
 """Columns of a ``Line``, in the order ``_line`` reads them."""
 JOB = (
@@ -51,8 +52,8 @@ _END_LINE = "UPDATE lines SET state=2 WHERE job=? AND idx=? AND state<2"
 class Store:
     """One open store. ``incarnation`` is this broker's run, given by ``take_over``."""
 
-    def __init__(self, database: sqlite_utils.Database) -> None:
-        self.database = database
+    def __init__(self, database: sqlite_utils.Database, path: Path = Path()) -> None:
+        self.database, self.path = database, path
         self.connection: sqlite3.Connection = database.conn
         self.store_id = ""
         self.incarnation = 0
@@ -61,11 +62,12 @@ class Store:
 
     @classmethod
     def open(cls, path: Path) -> Store:
-        return cls(open_database(path, MIGRATIONS, "the broker's store"))
+        """Raises ``RefusedError``, or ``DiskFullError`` when there is no room to write."""
+        return cls(open_database(path, MIGRATIONS, WHAT), path)
 
     def take_over(self, chance: Callable[[], str] = new_id) -> None:
         """Become the broker of this store: any other that still writes to it stops at its next commit."""
-        with transaction(self.database) as connection:
+        with self._written(), transaction(self.database) as connection:
             connection.execute("INSERT OR IGNORE INTO broker VALUES (1, ?, 0)", (chance(),))
             connection.execute("UPDATE broker SET incarnation = incarnation + 1")
             row = connection.execute("SELECT store_id, incarnation FROM broker").fetchone()
@@ -73,18 +75,24 @@ class Store:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """All writes of the block in one synced commit, or none. ``RefusedError`` if another broker took over."""
+        """All writes of the block in one synced commit, or none.
+
+        Raises ``DiskFullError`` when there was no room, and ``RefusedError`` if another broker took over or the file
+        cannot be used: what the rules decided in this turn is then in memory alone, and must not be said to anybody.
+        """
+        with self._written(), transaction(self.database):
+            yield
+            self.check_incarnation()
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Failures of the block's statements as the errors that say what to do about them (D6)."""
         try:
-            with transaction(self.database):
-                yield
-                self.check_incarnation()
+            yield
         except sqlite3.IntegrityError as error:
             raise InvariantError(f"the store refuses a write: {error}") from error
         except sqlite3.Error as error:
-            raise RefusedError(
-                f"the broker's store cannot be written: {error}; nothing of this turn was said to anybody. "
-                "Free some space or look after the disk of --state, and start the broker again"
-            ) from error
+            raise unusable(self.path, error) from error
 
     def check_incarnation(self) -> None:
         found = self.connection.execute("SELECT incarnation FROM broker").fetchone()[0]
@@ -222,6 +230,25 @@ class Store:
 
     def close(self) -> None:
         self.connection.close()
+
+
+def unusable(path: Path, error: sqlite3.Error) -> RefusedError:
+    """What to do about a store that fails."""
+    said = f"{WHAT} at {path} cannot be written: {error}; nothing of this turn was acknowledged"
+    if is_full(error, path.parent):
+        return DiskFullError(f"{said}. Free some space on its disk")
+    if isinstance(error, sqlite3.OperationalError):
+        return RefusedError(f"{said}. Look after the disk of --state, and start the broker again")
+    return damaged(path, str(error))
+
+
+def damaged(path: Path, found: str) -> RefusedError:
+    """What to do about a store that is not whole."""
+    return RefusedError(
+        f"{WHAT} at {path} is damaged: {' '.join(found.split())[:500]}; nothing more is acknowledged. Restore the "
+        "whole --state folder from a copy, or rescue what can be read with sqlite3's .recover, or start with an empty "
+        "--state: workers keep what they finished until a broker takes it"
+    )
 
 
 def _line(models: Sequence[str], row: Sequence[Any]) -> Line:

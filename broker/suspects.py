@@ -70,7 +70,7 @@ def next_trial(state: State, now: Now, step: Step) -> tuple[Session, list[tuple[
     """The session under trial and the suspects it gets now; it gets nothing else while it is (``state.trial``)."""
     group = _next_group(state, now, step)
     session = state.sessions.get(state.trial)
-    if session is None or not _fit(session, group):
+    if session is None or not _fit(session, group) or not (session.lines or session.credit_lines > 0):
         state.trial = b""
         session = _choose(state, group)
     if session is None:
@@ -135,11 +135,11 @@ def _fit(session: Session, group: list[tuple[Job, Line]]) -> bool:
 
 
 def _choose(state: State, group: list[tuple[Job, Line]]) -> Session | None:
-    """The session with the least to finish before it can try a group."""
+    """The session with the least to finish before it can try a group; one that takes nothing now only if all do not."""
     if not group:
         return None
     able = [one for one in state.sessions.values() if _fit(one, group)]
-    return min(able, key=lambda one: (len(one.lines), one.worker), default=None)
+    return min(able, key=lambda one: (one.credit_lines <= 0 and not one.lines, len(one.lines), one.worker), default=None)
 
 
 def _set_aside(job: Job, line: Line, now: Now, step: Step) -> None:

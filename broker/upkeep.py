@@ -12,12 +12,11 @@ from pathlib import Path
 import structlog
 
 from broker.inputs import Now
-from broker.reader import Reader
+from broker.reader import Question, Reader
 from broker.state import CLOSED
-from broker.store import drop_job
+from broker.store import damaged, drop_job
 from common import limits
 from common.database import wal_bytes
-from common.errors import RefusedError
 
 log = structlog.get_logger(room="broker.upkeep")
 _TABLES = "SELECT name FROM sqlite_schema WHERE type='table' AND name NOT LIKE 'sqlite_%'"
@@ -155,14 +154,5 @@ class Upkeep:
             self._checker = None
 
 
-def _check(table: str) -> object:
+def _check(table: str) -> Question:
     return lambda db: db.execute(f"PRAGMA quick_check('{table}')").fetchone()[0]
-
-
-def damaged(path: Path, found: str) -> RefusedError:
-    """What to do about a store that is not whole."""
-    return RefusedError(
-        f"the broker's store at {path} is damaged: {' '.join(found.split())[:500]}; nothing more is acknowledged. Restore the "
-        "whole --state folder from a copy, or rescue what can be read with sqlite3's .recover, or start with an empty "
-        "--state: workers keep what they finished until a broker takes it"
-    )

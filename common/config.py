@@ -79,6 +79,8 @@ class BrokerSettings:
     disk_reserve_gib: float = 1.0
     metrics_port: int = 0
     grace_s: float = 30.0
+    keep_s: int = 0
+    """Ended jobs are deleted after so long; 0 for never."""
     standby: bool = False
     """Wait for the store while another broker has it, and take over when that one ends."""
 

@@ -16,12 +16,14 @@ from pathlib import Path
 import sqlite_utils
 
 from common import limits
-from common.errors import RefusedError
+from common.errors import DiskFullError, RefusedError
 
 Migration = Callable[[sqlite3.Connection], None]
 UNSAFE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "vboxsf", "virtiofs", "fuse.grpcfuse", "osxfs"}
 """Network and shared host mounts: shared memory of the WAL index does not reach across them."""
 ALLOW_UNSAFE = "HAULIER_UNSAFE_FILESYSTEM"
+FULL_BYTES = 1024 * 1024
+"""With less free than this a failed write is for want of room."""
 BUSY_MS = limits.STORE_BUSY_MS
 
 
@@ -45,7 +47,8 @@ def open_database(path: Path, migrations: Sequence[Migration], what: str) -> sql
         _self_test(connection)
     except sqlite3.Error as error:
         connection.close()
-        raise RefusedError(f"{what} at {path} cannot be used: {error}{_hint(error)}") from error
+        kind = DiskFullError if is_full(error, path.parent) else RefusedError
+        raise kind(f"{what} at {path} cannot be used: {error}{_hint(error)}") from error
     except RefusedError:
         connection.close()
         raise
@@ -78,6 +81,16 @@ def free_bytes(path: Path) -> int:
     """What an unprivileged writer may still use on the file system of ``path``."""
     status = os.statvfs(path)
     return status.f_bavail * status.f_frsize
+
+
+def is_full(error: sqlite3.Error, folder: Path) -> bool:
+    """Whether ``error`` means that the disk of ``folder`` has no room: it may pass. Without room for the WAL's shared
+    index SQLite speaks of input and output errors instead, so the disk itself is asked too.
+    """
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN):
+        return free_bytes(folder) < FULL_BYTES
+    return code == sqlite3.SQLITE_FULL
 
 
 def refuse_unsafe(folder: Path, what: str) -> None:

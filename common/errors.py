@@ -36,6 +36,10 @@ class RefusedError(HaulierError):
     exit_code = 4
 
 
+class DiskFullError(RefusedError):
+    """The disk took nothing of what was to be written; it may when there is room again (D6)."""
+
+
 class CancelledError(HaulierError):
     """The job ended cancelled or expired (exit 5)."""
 

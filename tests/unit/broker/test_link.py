@@ -59,6 +59,9 @@ class Keys:
     def name(self, key: bytes) -> str | None:
         return {b"k-admin": "admin", b"k-bob": "bob"}.get(key)
 
+    def refresh(self) -> bool:
+        return False
+
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Iterator[Spool]:
