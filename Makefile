@@ -3,6 +3,7 @@
 #   make demo          answer docs/examples/questions.jsonl with a small model on the CPU
 #   make test          lint, types and all tests that need no GPU and no Docker engine
 #   make test-gpu      the tests that need a CUDA device
+#   make mutation      take one guard out at a time, in a copy: some test must fail each time
 #   make test-compose  the fleet in containers, with a broker killed in the middle
 #
 # torch comes first and pinned: plain `torch` on Linux brings gigabytes of CUDA libraries. Another build, or an index that
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo model test lint test-unit test-gpu test-compose clean
+.PHONY: demo model test lint test-unit test-gpu mutation test-compose clean
 .DELETE_ON_ERROR:
 
 demo: model
@@ -41,6 +42,9 @@ test-unit: $(VENV)/.dev
 
 test-gpu: $(VENV)/.dev
 	$(PYTEST) -m gpu
+
+mutation: $(VENV)/.dev
+	$(BIN)/python -m tests.mutation
 
 test-compose: $(VENV)/.dev
 	$(PYTEST) -m compose tests/compose
