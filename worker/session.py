@@ -65,19 +65,17 @@ class Session:
 
     def handle(self, item: on.Input, now: float) -> list[do.Effect]:
         """What follows from ``item``. Raises ``InvariantError``, unchanged, for an input illegal in this state."""
-        handler = TABLE[self.state].get(type(item))
-        if handler is None:
-            raise InvariantError(f"{type(item).__name__} cannot happen to a session that is {self.state.value}")
-        self._now = now
-        self._out = []
-        handler(self, item)
-        return self._out
+        return self.handle_all((item,), now)
 
     def handle_all(self, items: Iterable[on.Input], now: float) -> list[do.Effect]:
         """What follows from inputs of one moment, in order; one that is illegal raises after those before it."""
-        found: list[do.Effect] = []
+        self._now = now
+        found = self._out = []
         for item in items:
-            found += self.handle(item, now)
+            handler = TABLE[self.state].get(type(item))
+            if handler is None:
+                raise InvariantError(f"{type(item).__name__} cannot happen to a session that is {self.state.value}")
+            handler(self, item)
         return found
 
     def due(self) -> float:
