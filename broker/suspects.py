@@ -139,7 +139,9 @@ def _choose(state: State, group: list[tuple[Job, Line]]) -> Session | None:
     if not group:
         return None
     able = [one for one in state.sessions.values() if _fit(one, group)]
-    return min(able, key=lambda one: (one.credit_lines <= 0 and not one.lines, len(one.lines), one.worker), default=None)
+    return min(
+        able, key=lambda one: (one.credit_lines <= 0 and not one.lines, len(one.lines), one.worker), default=None
+    )
 
 
 def _set_aside(job: Job, line: Line, now: Now, step: Step) -> None:

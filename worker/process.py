@@ -77,6 +77,8 @@ class Worker:
         self._poller.register(self.inbox, zmq.POLLIN)
         self._writes: list[Any] = []
         self._sends: list[do.Effect] = []
+        self._gone: set[LineRef] = set()
+        """Results this round's messages settled: whatever the round wanted to say of them before needs no saying."""
         self._retry_at = 0.0
         self._entries = 0
         self._machinery: machinery.Machinery | None = None
@@ -195,7 +197,7 @@ class Worker:
             return
         saved = tuple([effect.outcome.ref for effect in self._writes if type(effect) is do.Save])
         self._writes = []
-        if saved:
+        if saved or self.session.blocked:  # a commit without results, too, says that the disk takes again
             self._tell(on.Stored(saved))
 
     def _speak(self) -> None:
@@ -205,7 +207,8 @@ class Worker:
             if lost is not None:
                 self._tell(lost)
                 self._speak_after_loss()
-                return
+                break
+        self._gone.clear()
 
     def _speak_after_loss(self) -> None:
         """The link is lost in the middle: what else was to be said on it is not; what the loss asks for is done."""
@@ -225,6 +228,8 @@ class Worker:
             kind = type(effect)  # by type and in bulk: some of these come several times a line
             if kind in WRITES:
                 self._writes.append(effect)
+                if isinstance(effect, do.Discard):
+                    self._gone.update(effect.refs)
             elif kind in SENDS:
                 self._sends.append(effect)
             elif isinstance(effect, do.Tokenize):
@@ -252,10 +257,11 @@ class Worker:
         elif isinstance(effect, do.Send):
             return self._link.send(effect.message)
         elif isinstance(effect, do.SendResults):
-            results = tuple(_result(outcome) for outcome in self.outbox.read(effect.refs))
-            return self._link.send(wire.Done(effect.fence, results))
+            refs = [ref for ref in effect.refs if ref not in self._gone]
+            results = tuple(_result(outcome) for outcome in self.outbox.read(refs))
+            return self._link.send(wire.Done(effect.fence, results)) if results else None
         elif isinstance(effect, do.SendPart):
-            return self._link.send(self._part(effect))
+            return self._link.send(self._part(effect)) if effect.ref not in self._gone else None
         return None
 
     def _part(self, effect: do.SendPart) -> object:

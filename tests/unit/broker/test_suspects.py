@@ -242,3 +242,17 @@ def test_a_finished_line_is_no_suspect() -> None:
     gone = LineRef("00000000-0000-4000-8000-00000000000f", 0, 1)
     feed(state, came(hello(incarnation=2, login=1, ran=(refs[0], gone)), b"second"))
     assert not job.suspects
+
+
+def test_a_worker_that_takes_nothing_does_not_hold_up_the_trial() -> None:
+    """Its outbox cannot write and it grants no credit; the worker beside it is idle: the suspects are tried there."""
+    state = fresh()
+    running_job(state, 2)
+    run_and_die(state, lines=2)
+    first, second = log_in(state, b"a", worker="a"), log_in(state, b"b", worker="b")
+    feed(state, came(beat(first, 0), b"a"))
+    feed(state, came(beat(second, 0), b"b"))
+    assert batch(feed(state, DISK)) == []
+    feed(state, came(beat(second, 8), b"b"))
+    step = feed(state, DISK)
+    assert [send.peer for send in step.sends if isinstance(send, SendBatch)] == [b"b"]

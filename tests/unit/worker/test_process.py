@@ -150,6 +150,34 @@ def test_nothing_is_said_of_a_result_the_disk_did_not_take(
     assert worker.outbox.rows()
 
 
+def test_a_disk_that_takes_again_ends_the_blockade_without_a_result(
+    make: Any, broker: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D6: the commit that failed held no result, only rows to delete; credit comes back with the next commit."""
+    monkeypatch.setattr(limits, "OUTBOX_RETRY_S", 0.01)
+    worker = make()
+    begin(worker)
+    turns(worker, broker, lambda: any(beat.credit_lines for beat in broker.of(said.WorkerBeat)))
+    ref = LineRef("11111111-1111-4111-8111-111111111111", 0, 1)
+    broker.say(said.Batch(broker.fence, 1, (BatchLine(ref, "/v1/chat/completions", len(BODY), BODY),)))
+    turns(worker, broker, lambda: bool(broker.of(said.Done)))
+    real = Outbox.write
+    full = threading.Event()
+    full.set()
+
+    def write(self: Outbox, effects: Any, incarnation: int) -> Any:
+        if full.is_set():
+            raise OutboxBlocked("disk full")
+        return real(self, effects, incarnation)
+
+    monkeypatch.setattr(Outbox, "write", write)
+    broker.say(said.Ack(broker.fence, (said.Verdict(ref, "stored"),)))
+    turns(worker, broker, lambda: bool(worker.session.blocked))
+    full.clear()
+    turns(worker, broker, lambda: not worker.session.blocked)
+    assert not worker.outbox.rows()
+
+
 def test_an_engine_that_ends_ends_the_process(make: Any, broker: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     """S2: no session without an engine: the broker must not see a worker that only beats."""
 
