@@ -33,6 +33,8 @@ WAKE_S = 0.1
 ANSWER_S = 10.0
 """A connected broker has this long before the request goes out again on a fresh socket; doubled each time."""
 DENIALS_MAX_COUNT = 2
+CUT_S = 3.0
+"""Handshakes cut for this long, and none ever completed: the keys are the likelier reason than a broker starting."""
 """Refused handshakes per endpoint before it is the keys: one alone may be a broker dying in the handshake."""
 STUCK_MAX_COUNT = 100
 """Parts sent in a row without the broker's offset moving on before it is called stuck."""
@@ -61,6 +63,8 @@ class Client:
         self._endpoint = 0
         self._request = 0
         self._denied = 0
+        self._let_in = False
+        self._cut_since: float | None = None
 
     def __enter__(self) -> Client:
         return self
@@ -100,7 +104,7 @@ class Client:
             if isinstance(found, messages.Failure) and found.code == "stopping":
                 self._drop()  # the next one is about to take over
             elif found is not None:
-                self._denied = 0
+                self._denied, self._let_in = 0, True
                 return found
             self._give_up_when_denied()
             left = deadline - self._clock.monotonic()
@@ -154,7 +158,9 @@ class Client:
         broken = False
         for news in monitor.news():
             self._denied += news.kind == "denied"
-            broken = broken or news.kind in ("denied", "lost")
+            if news.kind == "cut" and self._cut_since is None:
+                self._cut_since = self._clock.monotonic()
+            broken = broken or news.kind in ("denied", "cut", "lost")
         return broken
 
     def _link(self) -> tuple[zmq.Socket[bytes], wire.Monitor]:
@@ -181,6 +187,12 @@ class Client:
             raise RefusedError(
                 f"{self._where()} does not let in the key of {self._settings.keys.directory}; --keys must name a "
                 "folder that holds this broker's public key and a client key it knows (haulier keys add)"
+            )
+        # once let in, the keys are right, and a broker behind a proxy is merely away
+        if self._cut_since is not None and not self._let_in and self._clock.monotonic() - self._cut_since >= CUT_S:
+            raise RefusedError(
+                f"{self._where()} ends every handshake: --keys holds another broker's public key, or a proxy accepts "
+                "there for a broker that is not up"
             )
 
     def _unreachable(self) -> UnreachableError:

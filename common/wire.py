@@ -38,7 +38,7 @@ _KINDS = {
     zmq.EVENT_HANDSHAKE_SUCCEEDED: "ready",
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "denied",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "denied",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "denied",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "cut",
     zmq.EVENT_CONNECT_RETRIED: "lost",
     zmq.EVENT_DISCONNECTED: "lost",
     zmq.EVENT_CLOSED: "lost",
@@ -47,7 +47,11 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class LinkNews:
-    """What became of a connection: ``connected`` (heard), ``ready`` (let in), ``denied`` (wrong keys), ``lost``."""
+    """What became of a connection: ``connected`` (heard), ``ready`` (let in), ``denied`` (wrong keys), ``lost``.
+
+    ``cut``: the other side closed during the handshake. It holds another server key than we were given, or it is a
+    proxy that accepts for a broker that is not up: the socket cannot tell.
+    """
 
     kind: str
     detail: str

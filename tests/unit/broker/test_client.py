@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 import shutil
 import socket
+import threading
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +170,47 @@ def test_right_keys_are_let_in_and_wrong_ones_are_refused_by_name(scripted_with_
     with pytest.raises(RefusedError, match="keys init"), client_of("tcp://127.0.0.1:1", key=KeySettings(tmp_path)) as c:
         c.ask(messages.AskJobs(0, 0), messages.Jobs)
     assert len(scripted_with_keys.heard) == 1
+
+
+@pytest.fixture
+def hollow() -> Iterator[str]:
+    """A port that accepts and closes, as a container's published port does while its broker is down."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        ended = threading.Event()
+
+        def serve() -> None:
+            while not ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    server.accept()[0].close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        ended.set()
+        thread.join()
+
+
+def test_a_client_that_was_let_in_waits_for_a_broker_behind_a_proxy(
+    scripted_with_keys: Any, hollow: str, tmp_path: Path
+) -> None:
+    """`watch` through a published port while the broker restarts: a cut handshake proves nothing against known keys."""
+    endpoints = [scripted_with_keys.endpoint, hollow]
+    with client_of(*endpoints, key=KeySettings(tmp_path / "keys"), timeout_s=fleet.CUT_S + 2) as client:
+        client.ask(messages.AskJobs(0, 0), messages.Jobs)
+        scripted_with_keys.stop()
+        with pytest.raises(UnreachableError):
+            client.ask(messages.AskJobs(0, 0), messages.Jobs)
+
+
+def test_a_client_never_let_in_is_told_of_both_causes(hollow: str, tmp_path: Path) -> None:
+    """The control: the same port, keys that were never proved. Within seconds, not after the whole --timeout."""
+    keys.init(tmp_path / "keys")
+    with (
+        client_of(hollow, key=KeySettings(tmp_path / "keys"), timeout_s=60) as client,
+        pytest.raises(RefusedError, match=r"--keys.*proxy"),
+    ):
+        client.ask(messages.AskJobs(0, 0), messages.Jobs)
 
 
 @pytest.mark.parametrize(("exit_code", "kind"), [(2, UsageError), (4, RefusedError)])

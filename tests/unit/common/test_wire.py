@@ -91,12 +91,12 @@ def test_a_strangers_key_is_denied_and_both_sides_know(house: House, tmp_path: P
     assert "denied" in seen
 
 
-def test_a_wrong_server_key_is_denied_and_both_sides_know(house: House, tmp_path: Path) -> None:
+def test_a_wrong_server_key_is_cut_off_and_both_sides_know(house: House, tmp_path: Path) -> None:
     """A client that holds an old server key."""
     other = tmp_path / "other"
     keys.init(other)
     learned, heard, seen = house.knock(KeySettings(other))
-    assert (learned, heard) == ("denied", None)
+    assert (learned, heard) == ("cut", None)
     assert "denied" in seen
 
 
