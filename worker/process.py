@@ -77,8 +77,7 @@ class Worker:
         self._poller.register(self.inbox, zmq.POLLIN)
         self._writes: list[Any] = []
         self._sends: list[do.Effect] = []
-        self._gone: set[LineRef] = set()
-        """Results this round's messages settled: whatever the round wanted to say of them before needs no saying."""
+        self._gone: set[LineRef] = set()  # settled in this round: what it wanted to say of them before is not said
         self._retry_at = 0.0
         self._entries = 0
         self._machinery: machinery.Machinery | None = None
@@ -257,8 +256,7 @@ class Worker:
         elif isinstance(effect, do.Send):
             return self._link.send(effect.message)
         elif isinstance(effect, do.SendResults):
-            refs = [ref for ref in effect.refs if ref not in self._gone]
-            results = tuple(_result(outcome) for outcome in self.outbox.read(refs))
+            results = tuple(map(_result, self.outbox.read(ref for ref in effect.refs if ref not in self._gone)))
             return self._link.send(wire.Done(effect.fence, results)) if results else None
         elif isinstance(effect, do.SendPart):
             return self._link.send(self._part(effect)) if effect.ref not in self._gone else None
