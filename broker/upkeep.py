@@ -16,7 +16,7 @@ from broker.reader import Question, Reader
 from broker.state import CLOSED
 from broker.store import damaged, drop_job
 from common import limits
-from common.database import wal_bytes
+from common.database import vacuum, wal_bytes
 
 log = structlog.get_logger(room="broker.upkeep")
 _TABLES = "SELECT name FROM sqlite_schema WHERE type='table' AND name NOT LIKE 'sqlite_%'"
@@ -35,7 +35,7 @@ class Upkeep:
 
     def __init__(self, connection: sqlite3.Connection, path: Path, keep_s: int, checker: Reader | None = None) -> None:
         self._db, self._path, self._keep_s, self._checker = connection, path, keep_s, checker
-        self._look_at = 0.0
+        self._look_at = self._offset = 0.0
         self._doomed = self._next_doomed()
         self._quiet_since: float | None = None
         self._tidied = False
@@ -53,7 +53,7 @@ class Upkeep:
         """Jobs that are kept no longer, and a slice of the rows of deleted ones."""
         if now.mono >= self._look_at:
             self._look_at = now.mono + limits.RETENTION_LOOK_S
-            if self._keep_s:
+            if self._keep_s and self._trusts(now):
                 self._retire(now)
             self._doomed = self._doomed or self._next_doomed()
         if self._doomed is not None and self._slice(self._doomed):
@@ -64,6 +64,14 @@ class Upkeep:
     def deleted(self) -> None:
         """A job was deleted in this turn."""
         self._look_at = 0.0
+
+    def _trusts(self, now: Now) -> bool:
+        """Whether the wall clock went with the other one since the start: nothing is deleted for a clock's jump."""
+        jump = now.wall - now.mono - self._offset if self._offset else 0.0
+        self._offset = self._offset or now.wall - now.mono
+        if abs(jump) >= limits.CLOCK_JUMP_S:
+            log.warning("retention_waits", clock_jumped_s=round(jump), until="the next start of this broker")
+        return abs(jump) < limits.CLOCK_JUMP_S
 
     def _retire(self, now: Now) -> None:
         marks = ",".join("?" * len(CLOSED))
@@ -121,7 +129,7 @@ class Upkeep:
         self._db.execute("PRAGMA busy_timeout=0")
         try:
             if self._db.execute("PRAGMA freelist_count").fetchone()[0]:
-                self._db.execute(f"PRAGMA incremental_vacuum({limits.VACUUM_PAGES_A_TURN})").fetchall()
+                vacuum(self._db, limits.VACUUM_PAGES_A_TURN)
                 return True
             if wal_bytes(self._path):
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

@@ -69,6 +69,12 @@ def transaction(database: sqlite_utils.Database) -> Iterator[sqlite3.Connection]
         raise
 
 
+def vacuum(connection: sqlite3.Connection, pages: int) -> None:
+    """Give up to so many free pages back to the file system. Outside a transaction."""
+    # a row without columns for each page: ``execute`` would stop at the first one, a script runs to its end
+    connection.executescript(f"PRAGMA incremental_vacuum({pages})")
+
+
 def wal_bytes(path: Path) -> int:
     """Size of the write-ahead log beside ``path``; 0 when there is none."""
     try:

@@ -61,6 +61,8 @@ HANDSHAKE_S = 5.0
 """A wrong key is reported on both sides within this time."""
 STALL_MIN_S = 120.0
 """Work held and no engine progress for this long (or ten predicted steps): the worker's process ends itself."""
+CLOCK_JUMP_S = 60.0
+"""Wall and monotonic clock that part by so much: the wall clock was set, or the machine slept; deadlines go with it."""
 DRAIN_S = 60.0
 """A draining worker finishes what it can in this time and hands the rest back."""
 PARENT_GRACE_S = 5.0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common import limits
-from common.database import open_database, transaction, wal_bytes
+from common.database import open_database, transaction, vacuum, wal_bytes
 from common.errors import HaulierError, InvariantError, RefusedError
 from common.ids import new_id
 from common.messages import LineRef
@@ -22,6 +22,7 @@ from worker import effects as do
 from worker.structures import Outcome
 
 FILE = "outbox.db"
+VACUUM_PAGES = 64
 WHAT = "the worker's outbox"
 
 
@@ -196,7 +197,7 @@ class Outbox:
         """When there is nothing else to do: fold the log into the file and give free pages back."""
         try:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
-            self._connection.execute("PRAGMA incremental_vacuum(64)")
+            vacuum(self._connection, VACUUM_PAGES)
         except sqlite3.OperationalError as failure:
             raise OutboxBlocked(f"{WHAT} at {self._path} cannot be tidied: {failure}") from failure
 

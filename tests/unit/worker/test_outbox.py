@@ -219,3 +219,15 @@ def test_an_outbox_of_the_first_version_migrates_with_its_rows(tmp_path: Path) -
     box.close()
     assert [row[0].index for row in found.rows] == [0]
     assert found.aside == 1
+
+
+def test_an_outbox_that_was_large_gives_its_pages_back(box: Outbox) -> None:
+    """An outage of a night filled it; once all is delivered the disk gets its room back, a little each time."""
+    incarnation = box.begin().incarnation
+    held = [outcome(index, b"x" * 100_000) for index in range(20)]
+    box.write([do.Save(one, "store") for one in held], incarnation)
+    box.write([do.Discard(tuple(one.ref for one in held))], incarnation)
+    free = box._connection.execute("PRAGMA freelist_count").fetchone()[0]
+    box.tidy()
+    left = box._connection.execute("PRAGMA freelist_count").fetchone()[0]
+    assert free - left >= 60
