@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import structlog
@@ -42,7 +43,11 @@ class Link:
     """The ROUTER. ``authorized`` is None without keys: everybody who reaches it then sees all."""
 
     def __init__(
-        self, socket: zmq.Socket[bytes], authorized: Authorized | None, spool: Spool, monitor: wire.Monitor | None = None
+        self,
+        socket: zmq.Socket[bytes],
+        authorized: Authorized | None,
+        spool: Spool,
+        monitor: wire.Monitor | None = None,
     ) -> None:
         self.socket = socket
         self._authorized = authorized
@@ -123,10 +128,13 @@ class Link:
 
     def send_batch(self, batch: SendBatch) -> bool:
         """Read the bodies of an assignment and send it; the rest of long ones follows in parts."""
-        lines = []
-        for line in batch.lines:
-            body = self._spool.read(line.ref.job, line.offset, min(line.size, limits.PART_MAX_BYTES))
-            lines.append(messages.BatchLine(line.ref, line.url, line.size, body))
+        lines: list[messages.BatchLine] = []
+        for job, run in groupby(batch.lines, key=lambda line: line.ref.job):
+            of_job = list(run)
+            bodies = self._spool.read_many(job, [(one.offset, min(one.size, limits.PART_MAX_BYTES)) for one in of_job])
+            lines += [
+                messages.BatchLine(one.ref, one.url, one.size, body) for one, body in zip(of_job, bodies, strict=True)
+            ]
         if not self.send(batch.peer, messages.Batch(batch.fence, batch.assignment, tuple(lines))):
             return False
         for line in batch.lines:

@@ -1,4 +1,4 @@
-"""rules: who gets which line next: within credit, by priority, then the fair share of keys and of their jobs.
+"""rules: who gets which line next: within credit, by the weighted fair share of keys, priority, the share of jobs.
 
 Credit, not guessing: a session gets at most what its last beat granted, less what was sent since; an idle worker may
 get one line however long. A line whose model nobody serves waits, with its reason in words. Shares are counted in bytes
@@ -66,8 +66,9 @@ def loaded(state: State, job_id: str, model: str, lines: tuple[Line, ...], curso
     if job is None or window is None:
         return
     for line in lines:
-        if not any(line.index in known for known in (job.assigned, job.suspects, window.lines)):
-            window.lines[line.index] = line
+        index = line.index
+        if not (index in job.assigned or index in job.suspects or index in window.lines):
+            window.lines[index] = line
     window.cursor, window.exhausted = cursor, exhausted
 
 
@@ -94,7 +95,7 @@ def dispatch(state: State, now: Now, step: Step) -> None:
 
 
 def _next(state: State, takers: dict[str, list[Session]]) -> tuple[Job, Window] | None:
-    """The job and model whose turn it is: highest priority, then the key served least, then its job served least."""
+    """The job and model whose turn it is: of the key served least, the highest priority, the job served least."""
     best: tuple[Job, Window] | None = None
     least: tuple[float, ...] = ()
     for job in state.jobs.values():
@@ -102,7 +103,8 @@ def _next(state: State, takers: dict[str, list[Session]]) -> tuple[Job, Window] 
             continue
         for window in job.windows.values():
             if window.lines and window.model in takers:
-                rank = (-job.priority, state.served.get(job.owner, 0.0), job.served, job.number)
+                share = state.served.get(job.owner, 0.0) / state.weights.get(job.owner, 1.0)
+                rank = (share, -job.priority, job.served, job.number)
                 if best is None or rank < least:
                     best, least = (job, window), rank
     return best
@@ -122,9 +124,18 @@ def _give(state: State, job: Job, window: Window, session: Session, given: list[
         given.append((job, line))
         lines += 1
         size += line.size
-    share = float(size + lines)
-    job.served += share
-    state.served[job.owner] = state.served.get(job.owner, 0.0) + share
+    charge(state, job, sum(guessed_tokens(line) for _, line in given[-lines:]) if lines else 0.0)
+
+
+def guessed_tokens(line: Line) -> float:
+    """What a line is charged with when it is given out."""
+    return 1.0 + line.size / limits.BYTES_A_TOKEN
+
+
+def charge(state: State, job: Job, tokens: float) -> None:
+    """The job and its key were served so many tokens more (or fewer than was guessed)."""
+    job.served = max(0.0, job.served + tokens)
+    state.served[job.owner] = max(0.0, state.served.get(job.owner, 0.0) + tokens)
 
 
 def _send(state: State, session: Session, lines: list[tuple[Job, Line]], step: Step) -> None:

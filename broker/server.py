@@ -33,8 +33,8 @@ log = structlog.get_logger(room="broker.server")
 STORE_NAME = "broker.sqlite"
 IDLE_S = 0.1
 """Longest pause of an idle broker: timers are this exact."""
-QUIET = frozenset({"line_ended", "line_wasted"})
-"""Notes that are counted and not logged one by one."""
+QUIET = frozenset({"line_wasted"})
+"""Notes that are counted and not logged one by one; ``line_ended`` likewise, a turn's at once."""
 
 
 class Server:
@@ -56,7 +56,7 @@ class Server:
         self._measured_at = 0.0
         self._listened_at, self._busy_s = clock.monotonic(), 0.0
         self._heard = True
-        self._ended = {outcome: metrics.lines.labels(outcome=outcome) for outcome in ("completed", "failed")}
+        self._ended = {"completed": 0, "failed": 0}
         self._seen: set[str] = set()
         self.stopping = False
         state.disk_free = free_bytes(folder)
@@ -227,6 +227,9 @@ class Server:
         return job if isinstance(job, messages.Failure) else self.questions.ask(query, job)
 
     def _tell(self, note: Note) -> None:
+        if note.kind == "line_ended":
+            self._ended[note.fields["outcome"]] += 1
+            return
         if note.kind not in QUIET:
             log.info(note.kind, **note.fields)
         match note.kind:
@@ -234,8 +237,6 @@ class Server:
                 self._closed.append(note.fields["job"])
             case "job_deleted" if self.upkeep is not None:
                 self.upkeep.deleted()
-            case "line_ended":
-                self._ended[note.fields["outcome"]].inc()
             case "line_wasted":
                 self.metrics.lines_wasted.inc()
             case "message_dropped":
@@ -244,6 +245,10 @@ class Server:
                 self.metrics.sessions_gone_working.labels(reason=note.fields["reason"]).inc()
 
     def _measure(self) -> None:
+        for outcome, count in self._ended.items():
+            if count:
+                self.metrics.lines.labels(outcome=outcome).inc(count)
+                self._ended[outcome] = 0
         mono = self.clock.monotonic()
         if mono - self._measured_at < limits.BEAT_S:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +92,20 @@ class Spool:
                 )
             data += more
         return data
+
+    def read_many(self, job: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        """``read`` for several places (offset, size) at once: neighbours, up to ``BLOCK_BYTES``, in one go."""
+        found: list[bytes] = []
+        while len(found) < len(places):
+            start, size = places[len(found)]
+            end, count = start + size, 1
+            for offset, size in places[len(found) + 1 :]:
+                if offset < end or offset + size - start > BLOCK_BYTES:
+                    break
+                end, count = offset + size, count + 1
+            block = self.read(job, start, end - start)
+            found += [block[at - start : at - start + size] for at, size in places[len(found) : len(found) + count]]
+        return found
 
     def slice(self, job: str, offset: int, size: int, max_lines: int, max_bytes: int) -> Slice:
         """Lines of the first ``size`` bytes, from ``offset`` on: at most ``max_lines``, and about ``max_bytes``."""

@@ -98,3 +98,16 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(RefusedError, match="--state"):
         Spool(tmp_path / "file" / "spool")
+
+
+def test_many_places_read_as_one_by_one(tmp_path: Path) -> None:
+    """An assignment's bodies: neighbours, a gap, the same one twice, a step back, one longer than a block."""
+    spool = Spool(tmp_path / "many")
+    data = bytes(range(256)) * 8192
+    spool.append("job", 0, data)
+    places = [(0, 10), (12, 3), (12, 3), (40, 0), (5, 4), (100, 1_500_000), (1_600_100, 7), (0, 1)]
+    assert spool.read_many("job", places) == [data[at : at + size] for at, size in places]
+    assert spool.read_many("job", []) == []
+    with pytest.raises(RefusedError):
+        spool.read_many("job", [(0, 1), (len(data) - 1, 2)])
+    spool.close()

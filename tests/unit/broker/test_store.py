@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.effects import AssignLine, EndAttempt, History, ReturnLine, SaveJob, SaveSession, StoreResult
-from broker.store import Store
+from broker.store import Store, runs
 from common.errors import InvariantError, RefusedError
 from common.messages import LineRef
 from tests.unit.broker.kit import JOB, NOW, STORE
@@ -175,3 +175,13 @@ def test_a_newer_store_is_refused_by_name(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(RefusedError, match="newer"):
         Store.open(tmp_path / "broker.sqlite")
+
+
+def test_neighbours_are_written_as_one_run() -> None:
+    """Lines go out in order, with gaps where others had them; whatever else differs keeps rows apart."""
+    assert runs([]) == []
+    assert runs([("a", 3)]) == [("a", 3, 3)]
+    assert runs([("a", 0), ("a", 1), ("a", 2), ("a", 4), ("b", 5), ("b", 6), ("b", 5)]) == [
+        ("a", 0, 2), ("a", 4, 4), ("b", 5, 6), ("b", 5, 5),
+    ]  # fmt: skip
+    assert runs([(0,), (1,), (1,)]) == [(0, 1), (1, 1)]
