@@ -85,9 +85,12 @@ def keys_init(
 def keys_add(
     name: Annotated[str, typer.Argument(help="Whose key; names that begin with admin see every job.")],
     directory: Annotated[Path, typer.Option("--keys", help="The broker's folder of keys.", envvar="HAULIER_KEYS")],
+    weight: Annotated[
+        float, typer.Option(help="Share of the fleet when others want it too.", envvar="HAULIER_WEIGHT")
+    ] = 1.0,
 ) -> None:
     """Let somebody else in: makes a folder with a key pair to hand over."""
-    typer.echo(str(key_files.add(directory, name)))
+    typer.echo(str(key_files.add(directory, name, weight)))
 
 
 def keys_revoke(

@@ -7,7 +7,7 @@ the commit. Does not know where a result is stored, nor how lines come to be ass
 
 from __future__ import annotations
 
-from broker import recovery
+from broker import recovery, scheduler
 from broker.effects import EndAttempt, Send, Step, StoreResult
 from broker.inputs import Came, Facts, Now
 from broker.jobs import cancel_lines
@@ -159,6 +159,7 @@ def _store(
         job.completed += 1
     else:
         job.failed += 1
+    scheduler.charge(state, job, result.prompt_tokens + result.completion_tokens - scheduler.guessed_tokens(line))
     job.prompt_tokens += result.prompt_tokens
     job.completion_tokens += result.completion_tokens
     job.dirty = True

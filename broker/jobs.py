@@ -273,6 +273,24 @@ def waiting_ended(state: State, input: WaitingEnded) -> None:
     job.dirty = True
 
 
+def watch_clock(state: State, now: Now, step: Step) -> None:
+    """Timers are monotonic. When the wall clock parts from them by more than a minute (it was set, or the machine
+    slept), deadlines go with it, so that a job's window stays as long as it was, a restart included.
+    """
+    difference = now.wall - now.mono
+    jump = 0.0 if state.clock is None else difference - state.clock
+    if state.clock is None or abs(jump) > limits.CLOCK_JUMP_S:
+        state.clock = difference
+    if abs(jump) <= limits.CLOCK_JUMP_S:
+        return
+    shifted = [job for job in state.jobs.values() if job.window_s]
+    for job in shifted:
+        job.shift_s += jump
+        job.dirty = True
+    step.writes.append(History(now.wall, "clock_jumped", "", "", f"{jump:.1f} s, {len(shifted)} deadlines shifted"))
+    step.note("clock_jumped", seconds=round(jump, 1), deadlines_shifted=len(shifted))
+
+
 def tick(state: State, now: Now, step: Step) -> None:
     """Deadlines, jobs that are through, and the rows of jobs that changed."""
     for job in list(state.jobs.values()):
@@ -326,4 +344,5 @@ def info(job: Job, request: int, wasted: int, reason: str) -> messages.JobInfo:
         request, job.id, job.name, SHOWN.get(job.status, job.status), job.total, job.completed, job.failed,
         len(job.assigned), job.waiting if done else 0, wasted, job.prompt_tokens, job.completion_tokens,
         job.created_at, job.started_at, job.ended_at, job.problems, reason or job.reason, job.lines_read,
+        job.expires_at,
     )  # fmt: skip

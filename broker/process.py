@@ -102,6 +102,7 @@ def _turns(
     upkeep = Upkeep(store.connection, store.path, settings.keep_s, checker)
     try:
         state = prepare(store, spool, clock, settings.grace_s, int(settings.disk_reserve_gib * GIB))
+        state.weights = link.weights
         questions = Questions(reader, store.path)
         server = Server(state, store, spool, link, clock, settings.state, figures, questions, upkeep)
         told.tell(server)

@@ -65,6 +65,7 @@ def handle(state: State, input: Input, now: Now) -> Step:
 
 def _tick(state: State, input: Tick, now: Now, step: Step) -> None:
     state.disk_free = input.disk_free
+    jobs.watch_clock(state, now, step)
     sessions.tick(state, now, step)
     recovery.tick(state, now, step)
     scheduler.dispatch(state, now, step)

@@ -1,8 +1,9 @@
 """rules: who gets which line next: within credit, by the weighted fair share of keys, priority, the share of jobs.
 
 Credit, not guessing: a session gets at most what its last beat granted, less what was sent since; an idle worker may
-get one line however long. A line whose model nobody serves waits, with its reason in words. Shares are counted in bytes
-of bodies, the nearest thing to tokens that a broker knows. Does not know how lines come back.
+get one line however long. A line whose model nobody serves waits, with its reason in words. Shares are counted in
+tokens: guessed from a body's length when a line is given out, and set right by what its result says. A priority orders
+the jobs of one key: nobody gets ahead of other keys by it. Does not know how lines come back.
 """
 
 from __future__ import annotations

@@ -81,5 +81,9 @@ def _second(connection: sqlite3.Connection) -> None:
             connection.execute(statement)
 
 
-MIGRATIONS = (_first, _second)
+def _third(connection: sqlite3.Connection) -> None:
+    connection.execute("ALTER TABLE jobs ADD COLUMN shift_s REAL NOT NULL DEFAULT 0")
+
+
+MIGRATIONS = (_first, _second, _third)
 """Version N of the store is what the first N of these make."""

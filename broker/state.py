@@ -7,7 +7,7 @@ The store holds the same and more: after a crash, this is rebuilt from it.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from common.errors import InvariantError
@@ -83,6 +83,8 @@ class Job:
     status: str = "receiving"
     started_at: float = 0.0
     ended_at: float = 0.0
+    shift_s: float = 0.0
+    """Seconds by which the wall clock was set since the job came: its deadline goes with it."""
     deadline: float = 0.0
     """Monotonic seconds of this process; 0 for none."""
     received: int = 0
@@ -98,7 +100,7 @@ class Job:
     completion_tokens: int = 0
     reason: str = ""
     served: float = 0.0
-    """Bytes dispatched, for the fair share; begins at the least of its owner's other jobs."""
+    """Tokens served, for the fair share; begins at the least of its owner's other jobs."""
     assigned: dict[int, Line] = field(default_factory=dict)
     windows: dict[str, Window] = field(default_factory=dict)
     suspects: dict[int, Line] = field(default_factory=dict)
@@ -110,6 +112,11 @@ class Job:
     @property
     def is_open(self) -> bool:
         return self.status in OPEN
+
+    @property
+    def expires_at(self) -> float:
+        """Wall seconds at which its window ends; 0 for never."""
+        return self.created_at + self.window_s + self.shift_s if self.window_s else 0.0
 
     @property
     def total(self) -> int:
@@ -199,6 +206,8 @@ class State:
     next_group: int = 0
     accused: dict[str, tuple[int, LineId]] = field(default_factory=dict)
     """By worker: the run that ended and the one line it was running; counted only if the process did end."""
+    clock: float | None = None
+    """Wall clock less monotonic clock, as last agreed to."""
     disk_free: int = 0
     disk_reserve: int = 0
     stopping: bool = False
@@ -208,7 +217,9 @@ class State:
     logins: dict[bytes, Login] = field(default_factory=dict)
     known: dict[str, KnownWorker] = field(default_factory=dict)
     served: dict[str, float] = field(default_factory=dict)
-    """Bytes dispatched for each owner, for the fair share."""
+    """Tokens served to each owner, for the fair share."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of keys that get more or less than one share."""
 
     def unclaimed(self) -> Iterator[tuple[Job, Line]]:
         """Assigned lines that no session holds yet: only after a restart, within the grace."""

@@ -25,6 +25,7 @@ CLIENT = "client"
 AUTHORIZED = "authorized"
 CLIENTS = "clients"
 FIRST_NAME = "admin"
+WEIGHT_MIN, WEIGHT_MAX = 0.01, 1000.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -76,9 +77,11 @@ def _init_in(directory: Path) -> bool:
     return True
 
 
-def add(directory: Path, name: str) -> Path:
-    """Make a key pair for ``name``, let it in, and return the folder to hand over."""
+def add(directory: Path, name: str, weight: float = 1.0) -> Path:
+    """Make a key pair for ``name``, let it in, and return the folder to hand over. ``weight``: its share of work."""
     _check_name(name)
+    if not WEIGHT_MIN <= weight <= WEIGHT_MAX:
+        raise UsageError(f"--weight {weight:g} must lie between {WEIGHT_MIN} and {WEIGHT_MAX}")
     load_server(directory)
     target = directory / CLIENTS / name
     if target.exists() or (directory / AUTHORIZED / f"{name}.key").exists():
@@ -93,6 +96,8 @@ def add(directory: Path, name: str) -> Path:
         work.rename(target)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    if weight != 1.0:
+        (directory / AUTHORIZED / f"{name}.weight").write_text(f"{weight}\n")
     public = directory / AUTHORIZED / f".{name}.new"
     shutil.copyfile(target / f"{CLIENT}.key", public)
     public.rename(directory / AUTHORIZED / f"{name}.key")
@@ -107,6 +112,7 @@ def revoke(directory: Path, name: str) -> None:
     except FileNotFoundError:
         known = ", ".join(sorted(path.stem for path in (directory / AUTHORIZED).glob("*.key"))) or "none"
         raise RefusedError(f"no key named {name!r} is let in by {directory}; there are: {known}") from None
+    (directory / AUTHORIZED / f"{name}.weight").unlink(missing_ok=True)
     shutil.rmtree(directory / CLIENTS / name, ignore_errors=True)
 
 
@@ -130,24 +136,38 @@ class Authorized:
         self._folder = directory / AUTHORIZED
         self._stamp: tuple[tuple[str, int], ...] = ()
         self._names: dict[bytes, str] = {}
+        self.weights: dict[str, float] = {}
+        """Shares of the keys that have more or less than one; the same object for good."""
         self.refresh()
 
     def refresh(self) -> bool:
         """Read the folder again if it changed; True if it did."""
         try:
             found = sorted(path for path in self._folder.glob("*.key") if not path.name.startswith("."))
-            stamp = tuple((path.name, path.stat().st_mtime_ns) for path in found)
+            weights = {path.stem: path for path in self._folder.glob("*.weight")}
+            stamp = tuple((path.name, path.stat().st_mtime_ns) for path in (*found, *sorted(weights.values())))
             if stamp == self._stamp and self._names:
                 return False
             self._names = {load_certificate(path)[0]: path.stem for path in found}
+            read = {name: _weight(path) for name, path in weights.items()}
         except OSError:  # a key vanished between listing and reading: the next refresh sees a settled folder
             return False
         self._stamp = stamp
+        for name in self.weights.keys() - read.keys():
+            del self.weights[name]
+        self.weights.update(read)
         return True
 
     def name(self, public: bytes) -> str | None:
         """Whose key this is (Z85, 40 bytes), or None: not let in."""
         return self._names.get(public)
+
+
+def _weight(path: Path) -> float:
+    try:
+        return min(WEIGHT_MAX, max(WEIGHT_MIN, float(path.read_text())))
+    except ValueError:  # somebody's hand was there: one share, as for all
+        return 1.0
 
 
 def _load(path: Path, directory: Path, secret: bool = True) -> tuple[bytes, bytes]:

@@ -86,6 +86,8 @@ WAITING_LOADED_MAX_COUNT = 4_096
 """Waiting lines of one job held in memory; the rest stays in the store, so that memory is flat."""
 WAITING_LOADED_MIN_COUNT = 256
 """The smallest such window, when many jobs share the memory."""
+BYTES_A_TOKEN = 4
+"""A guess of what a token is in a request's body, until its result tells: for fair shares alone."""
 END_LINES_A_TURN = 2_000
 """Waiting lines of a cancelled or expired job that get their error line in one turn of the broker."""
 DELETE_ROWS_A_TURN = 2_000

@@ -408,6 +408,8 @@ class JobInfo:
     """Why it waits or failed, in words; empty when there is nothing to say."""
     lines_read: int = 0
     """Input lines checked so far, while ``validating``."""
+    expires_at: float = 0.0
+    """Wall seconds at which the job's window ends; 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ import pytest
 
 from broker import jobs
 from broker.effects import AppendInput, NewJob, Query, SaveJob, SealInput
-from broker.inputs import Checked, ClosedJob, InputFailed, Tick, WaitingEnded
+from broker.inputs import Checked, ClosedJob, InputFailed, Now, Tick, WaitingEnded
 from broker.state import CLOSED, OPEN, Job
-from common import messages
+from common import limits, messages
 from common.errors import InvariantError
 from common.messages import Problem
 from tests.unit.broker.kit import JOB, NOW, came, feed, fresh, give, later, log_in, running_job, said, wrote
@@ -270,3 +270,36 @@ def test_closing_with_lines_unaccounted_for_is_a_bug() -> None:
     job.windows.clear()
     with pytest.raises(InvariantError, match="unaccounted"):
         feed(state, Tick(10**12))
+
+
+# ----------------------------------------------------------------------------------------------------------- clocks
+
+
+def test_a_windows_length_outlives_a_clock_that_jumps() -> None:
+    """The wall clock is set an hour ahead, or the machine sleeps for an hour: the job still has the time it asked for,
+    and the shift is written down for the next broker."""
+    state = fresh()
+    job = running_job(state, 2, window_s=100, deadline=NOW.mono + 100.0)
+    feed(state, Tick(10**12), NOW)
+    before = job.expires_at
+    step = feed(state, Tick(10**12), Now(NOW.mono + 50, NOW.wall + 3650))
+    assert job.expires_at == before + 3600
+    assert job.status == "in_progress"
+    assert [one.job for one in wrote(step, SaveJob)] == [job]
+    assert [note.kind for note in step.notes if note.kind == "clock_jumped"] == ["clock_jumped"]
+    feed(state, Tick(10**12), Now(NOW.mono + 99.9, NOW.wall + 3699.9))
+    assert job.status == "in_progress"
+    feed(state, Tick(10**12), Now(NOW.mono + 100, NOW.wall + 3700))
+    assert JOB not in state.jobs or state.jobs[JOB].status == "expiring"
+
+
+def test_a_clock_that_is_slewed_shifts_nothing() -> None:
+    """NTP corrects a few seconds: deadlines stay where they are, and nothing is logged."""
+    state = fresh()
+    job = running_job(state, 2, window_s=1000, deadline=NOW.mono + 1000.0)
+    feed(state, Tick(10**12), NOW)
+    step = feed(state, Tick(10**12), Now(NOW.mono + 50, NOW.wall + 50 + limits.CLOCK_JUMP_S))
+    assert job.shift_s == 0.0
+    assert not step.notes
+    feed(state, Tick(10**12), Now(NOW.mono + 51, NOW.wall + 52 + limits.CLOCK_JUMP_S))
+    assert job.shift_s == 1 + limits.CLOCK_JUMP_S

@@ -115,6 +115,49 @@ def test_priority_goes_first() -> None:
     assert {ref.job for ref in give(state, session, lines=10)} == {OTHER}
 
 
+def test_a_priority_gets_nobody_ahead_of_another_key() -> None:
+    """A tenant that writes --priority 1000000 on everything still has one share."""
+    state = fresh()
+    running_job(state, 100, owner="modest")
+    running_job(state, 100, OTHER, owner="loud", priority=1_000_000)
+    session = log_in(state)
+    got: Counter[str] = Counter()
+    for number in range(40):
+        refs = give(state, session, lines=1, assignment=number)
+        got.update(ref.job for ref in refs)
+        feed(state, came(done(session, *[result(ref) for ref in refs])))
+    assert got == {JOB: 20, OTHER: 20}
+
+
+def test_a_keys_weight_is_its_share() -> None:
+    """haulier keys add night --weight 0.25: one line in five while somebody else wants the fleet too."""
+    state = fresh(weights={"night": 0.25})
+    running_job(state, 100, owner="day")
+    running_job(state, 100, OTHER, owner="night")
+    session = log_in(state)
+    got: Counter[str] = Counter()
+    for number in range(50):
+        refs = give(state, session, lines=1, assignment=number)
+        got.update(ref.job for ref in refs)
+        feed(state, came(done(session, *[result(ref) for ref in refs])))
+    assert abs(got[OTHER] - 10) <= 1
+
+
+def test_shares_are_of_tokens_and_not_of_lines() -> None:
+    """Long requests beside short ones: whose answers are a hundred times longer gets a hundredth of the lines."""
+    state = fresh()
+    running_job(state, 1000, owner="long")
+    running_job(state, 1000, OTHER, owner="short")
+    session = log_in(state)
+    got: Counter[str] = Counter()
+    for number in range(202):
+        refs = give(state, session, lines=1, assignment=number)
+        got.update(ref.job for ref in refs)
+        tokens = 1000 if refs[0].job == JOB else 10
+        feed(state, came(done(session, *[result(ref, completion_tokens=tokens, prompt_tokens=0) for ref in refs])))
+    assert 1 <= got[JOB] <= 4
+
+
 def shares(rounds: int, jobs: dict[str, tuple[str, int]]) -> Counter[str]:
     """Lines given to each job when credit is scarce: ``jobs`` maps id to (owner, lines)."""
     state = fresh()

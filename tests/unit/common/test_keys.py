@@ -115,3 +115,22 @@ def test_keys_in_place_of_a_file_are_refused(tmp_path: Path) -> None:
     target.write_text("x")
     with pytest.raises(RefusedError, match="is a file"):
         keys.init(target)
+
+
+def test_a_keys_weight_comes_and_goes_with_it(tmp_path: Path) -> None:
+    """keys add night --weight 0.25, read by the running broker; one edited by hand has its bounds."""
+    keys.init(tmp_path)
+    known = keys.Authorized(tmp_path)
+    shares = known.weights
+    keys.add(tmp_path, "night", 0.25)
+    keys.add(tmp_path, "day")
+    assert known.refresh()
+    assert shares == {"night": 0.25}
+    (tmp_path / "authorized" / "day.weight").write_text("1e9")
+    known.refresh()
+    assert shares == {"night": 0.25, "day": keys.WEIGHT_MAX}
+    keys.revoke(tmp_path, "night")
+    known.refresh()
+    assert shares == {"day": keys.WEIGHT_MAX}
+    with pytest.raises(UsageError, match="--weight"):
+        keys.add(tmp_path, "zero", 0.0)
