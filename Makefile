@@ -5,6 +5,7 @@
 #   make test-gpu      the tests that need a CUDA device
 #   make mutation      take one guard out at a time, in a copy: some test must fail each time
 #   make test-compose  the fleet in containers, with a broker killed in the middle
+#   make kill-table    kill a real fleet at every named point and write docs/kill-table.md (some minutes)
 #
 # torch comes first and pinned: plain `torch` on Linux brings gigabytes of CUDA libraries. Another build, or an index that
 # holds builds for the CPU only, is chosen with: make demo TORCH='torch==2.13.0+cpu --extra-index-url URL'
@@ -48,6 +49,9 @@ mutation: $(VENV)/.dev
 
 test-compose: $(VENV)/.dev
 	$(PYTEST) -m compose tests/compose
+
+kill-table: $(VENV)/.dev
+	$(BIN)/python -m tests.kill_table
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
