@@ -29,6 +29,7 @@ from typing import Any
 
 from common.cli import not_installed
 from common.errors import HaulierError, RefusedError
+from worker import hub
 
 Tell = Callable[[str], None]
 """Takes one line of news for the user."""
@@ -114,7 +115,10 @@ def ensure(model: str, tell: Tell | None = None) -> Path | str:
     """
     known = KNOWN.get(model)
     if known is None or is_cached(known):
-        return resolve(model)
+        found = resolve(model)
+        if isinstance(found, str):
+            hub.check(found, " or ".join(KNOWN))
+        return found
     # -P: a folder named worker where the user happens to stand must not stand in for ours
     command = [sys.executable, "-P", "-m", "worker.model_store", model]
     with tempfile.TemporaryFile("w+") as complaints:

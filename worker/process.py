@@ -12,6 +12,7 @@ import os
 import queue
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 
 import zmq
 
-from common import limits, log, metrics
+from common import garbage, limits, log, metrics
 from common import messages as wire
 from common.clock import Clock, SystemClock
 from common.config import WorkerSettings
@@ -318,6 +319,7 @@ class Worker:
 
     def _use(self, built: machinery.Machinery) -> None:
         self._machinery = built
+        garbage.calm()
         self.log.info("model_ready", model=built.model.name, concurrency=built.concurrency, ring_bytes=built.ring_bytes)
         self._tell(on.Loaded((built.model,), built.concurrency, built.ring_bytes))
 
@@ -388,6 +390,8 @@ def serve(settings: WorkerSettings) -> int:
     stuck = worker.still_running()
     if stuck:  # an engine in the middle of a load or a step that does not end: nothing durable depends on it
         log.get("worker").warning("threads_left_behind", threads=stuck)
+    if worker.exit is not None and code not in (0, AT_ONCE):
+        print(f"haulier: {' '.join(worker.exit.reason.split())}", file=sys.stderr, flush=True)
     if stuck or worker.failed:  # no destructor runs: after a failure the device may still read what it would free (L7)
         os._exit(code)
     return code
