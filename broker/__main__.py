@@ -1,10 +1,13 @@
-"""shell: ``python -m broker`` is ``haulier broker``."""
+"""shell: ``python -m broker`` is ``haulier broker``, and loads no other command: a broker that restarts is awaited."""
 
 from __future__ import annotations
 
 import sys
+from importlib.metadata import EntryPoint
 
-from common.cli import main
+from common.cli import GROUP, main
+
+ROOM = EntryPoint("fleet", "broker.commands:register", GROUP)
 
 if __name__ == "__main__":
-    sys.exit(main(["broker", *sys.argv[1:]]))
+    sys.exit(main(["broker", *sys.argv[1:]], rooms=(ROOM,)))

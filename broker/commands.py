@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from broker.process import serve
+from common import garbage, log
 from common import keys as key_files
-from common import log
 from common.config import BrokerSettings, KeySettings, endpoints, seconds
 from common.errors import UsageError
 from common.parent import follow_parent
@@ -70,6 +70,7 @@ def broker(
     )
     log.setup()
     follow_parent()
+    garbage.calm()
     serve(settings)
 
 

@@ -68,6 +68,9 @@ DRAIN_S = 60.0
 PARENT_GRACE_S = 5.0
 """A process started by ``haulier run`` has this long to leave in good order once its parent is gone."""
 
+GARBAGE_YOUNG_COUNT = 20_000
+"""New containers after which the interpreter looks for cycles: a few looks a second at ten thousand lines a second."""
+
 # -- files ------------------------------------------------------------------------------------------------------
 LINE_MAX_BYTES = 64 * 1024 * 1024
 """One line of an input file."""

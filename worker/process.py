@@ -34,6 +34,7 @@ from worker.figures import Figures
 from worker.inbox import Inbox
 from worker.link import Link
 from worker.outbox import Outbox, OutboxBlocked
+from worker.responses import result_of
 from worker.session import Session
 from worker.states import LINKED, Identity
 from worker.structures import Finished, Outcome, Prepared, Request, TokenizeJob
@@ -257,7 +258,7 @@ class Worker:
         elif isinstance(effect, do.Send):
             return self._link.send(effect.message)
         elif isinstance(effect, do.SendResults):
-            results = tuple(map(_result, self.outbox.read(ref for ref in effect.refs if ref not in self._gone)))
+            results = tuple(map(result_of, self.outbox.read(ref for ref in effect.refs if ref not in self._gone)))
             return self._link.send(wire.Done(effect.fence, results)) if results else None
         elif isinstance(effect, do.SendPart):
             return self._link.send(self._part(effect)) if effect.ref not in self._gone else None
@@ -267,7 +268,7 @@ class Worker:
         outcome = self.outbox.read((effect.ref,))[0]
         data = outcome.body[effect.offset : effect.offset + effect.length]
         if effect.offset == 0:
-            return wire.Done(effect.fence, (_result(outcome, data),))
+            return wire.Done(effect.fence, (result_of(outcome, data),))
         return wire.ResultPart(effect.fence, effect.ref, effect.offset, data)
 
     def _open(self, endpoint: str) -> None:
@@ -395,10 +396,3 @@ def serve(settings: WorkerSettings) -> int:
     if stuck or worker.failed:  # no destructor runs: after a failure the device may still read what it would free (L7)
         os._exit(code)
     return code
-
-
-def _result(outcome: Outcome, body: bytes | None = None) -> wire.Result:
-    return wire.Result(
-        outcome.ref, outcome.status, outcome.status_code, outcome.prompt_tokens, outcome.completion_tokens,
-        len(outcome.body), outcome.body if body is None else body,
-    )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from common.messages import LineRef
+from common.messages import LineRef, Result
 from worker.structures import Finished, Outcome
 
 CHAT_URL = "/v1/chat/completions"
@@ -54,6 +54,13 @@ _CHAT = (
 )
 _COMPLETION = '{"id":"cmpl-%s","object":"text_completion","choices":[{"index":0,"text":%s' + _REST
 """A body is the same words around a few values each time: written out, it costs a tenth of encoding it from parts."""
+
+
+def result_of(outcome: Outcome, body: bytes | None = None) -> Result:
+    """The outcome as a DONE carries it, with all of its body or, of a long one, the first part."""
+    ref, status, status_code, prompt_tokens, completion_tokens, whole = outcome
+    carried = whole if body is None else body
+    return Result(ref, status, status_code, prompt_tokens, completion_tokens, len(whole), carried)
 
 
 def _name(ref: LineRef) -> str:
