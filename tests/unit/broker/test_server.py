@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from broker.inputs import Came
+from broker.questions import Questions
+from broker.reader import Reader
 from broker.server import Server, prepare
 from common import limits, messages
 from common.errors import RefusedError
@@ -202,3 +205,35 @@ def test_memory_does_not_grow_with_the_job(bench: Bench, monkeypatch: pytest.Mon
             bench.turn(done(session, *[result(line.ref) for line in batch.lines]))
     assert count == 200
     assert most <= 8 + 8 // 4 + 4
+
+
+def test_a_turn_that_begins_late_says_so_before_anybody_is_judged(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP hits the broker while it waits for messages: the workers it finds silent were not (S3)."""
+    bench.turn(hello())
+    bench.turn(beat(bench.server.state.sessions[b"p"]))
+    monkeypatch.setattr(bench.link, "wait", lambda seconds: setattr(bench.clock, "mono", bench.clock.mono + 60.0))
+    bench.turn()
+    assert list(bench.server.state.sessions) == [b"p"]
+    monkeypatch.setattr(bench.link, "wait", lambda seconds: None)
+    bench.clock.mono += limits.LIVENESS_S
+    bench.turn()
+    assert not bench.server.state.sessions
+
+
+def test_an_audit_is_answered_by_a_later_turn_and_no_turn_waits_for_it(bench: Bench) -> None:
+    """The audit of a job of half a million lines: beats go on meanwhile."""
+    reader = Reader(bench.disk.folder / "broker.sqlite")
+    bench.server.questions = Questions(reader, bench.disk.folder)
+    bench.disk.check(bench.disk.sealed(good_line(1)))
+    bench.server.state.jobs.update(bench.disk.state.jobs)
+    assert bench.turn(messages.AskAudit(5, JOB)) == []
+    for _ in range(1000):
+        said = bench.turn()
+        if said:
+            break
+        time.sleep(0.005)
+    assert [(one.request, one.finished) for one in said] == [(5, False)]
+    assert [one.code for one in bench.turn(messages.AskAudit(6, "nobody's"))] == ["no_job"]
+    reader.close()

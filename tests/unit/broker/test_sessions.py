@@ -8,7 +8,7 @@ import pytest
 
 from broker import sessions
 from broker.effects import SaveSession, SendBatch
-from broker.inputs import Faulted, Stop, Tick, Unsendable
+from broker.inputs import Deaf, Faulted, Stop, Tick, Unsendable
 from broker.state import State
 from common import limits, messages
 from common.errors import InvariantError
@@ -357,3 +357,23 @@ def test_stopping_tells_workers_and_keeps_their_lines() -> None:
     assert not [send for send in feed(state, DISK).sends if isinstance(send, SendBatch)]
     assert said(feed(state, came(hello(login=9), b"q")), messages.Refused)[0].code == "stopping"
     assert MODEL.name in job.windows
+
+
+def test_silence_that_nobody_listened_to_is_no_death() -> None:
+    """The broker was stopped for a minute (SIGSTOP, a laptop's lid, a disk that hung): its workers' beats are on their
+    way still, and nobody is declared gone for the broker's own absence (S3)."""
+    state = fresh()
+    feed(state, came(beat(log_in(state)), b"p"))
+    feed(state, Deaf(60.0), later(60.0))
+    feed(state, Tick(10**12), later(60.0))
+    assert list(state.sessions) == [b"p"]
+    feed(state, Tick(10**12), later(60.0 + limits.LIVENESS_S))
+    assert not state.sessions
+
+
+def test_without_that_word_the_brokers_absence_kills_every_session() -> None:
+    """The control: the same minute, taken for the workers' silence."""
+    state = fresh()
+    feed(state, came(beat(log_in(state)), b"p"))
+    feed(state, Tick(10**12), later(60.0))
+    assert not state.sessions
