@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from broker import jobs, scheduler
+from broker import explain, jobs, scheduler
 from broker.audit import audit
 from broker.effects import Query
 from broker.state import OPEN, Job, Session, State
@@ -39,6 +39,8 @@ def answer(store: Store, state: State, query: Query, mono: float) -> Any:
             return _problems(store, job, message)
         case messages.Fetch():
             return _lines(store, job, message)
+        case messages.Explain():
+            return explain.answer(store.connection, job.number, message, scheduler.why_waiting(state, job))
         case messages.AskAudit():
             return audit(store.connection, job.id, message.request)
         case messages.Chunk():

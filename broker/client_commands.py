@@ -45,7 +45,7 @@ Job = Annotated[str, typer.Argument(metavar="JOB", envvar="HAULIER_JOB", help="T
 
 def register(app: typer.Typer) -> None:
     """Add the client's sub-commands to ``app``."""
-    for command in (submit, jobs, status, watch, fetch, cancel, delete, audit, workers):
+    for command in (submit, jobs, status, watch, fetch, cancel, delete, audit, explain, workers):
         app.command()(command)
     app.command("run")(run_command)
 
@@ -278,6 +278,24 @@ def audit(
         if found.sound and not found.finished:
             raise NotFinishedError(f"{job} is {info.status}: some of its lines have not ended yet")
         raise typer.Exit(HaulierError.exit_code)
+
+
+def explain(
+    job: Job,
+    custom_id: Annotated[
+        str, typer.Argument(metavar="[CUSTOM_ID]", envvar="HAULIER_CUSTOM_ID", help="One line of it.")
+    ] = "",
+    broker: Broker = "",
+    keys: Keys = None,
+    insecure: Insecure = False,
+    timeout: Timeout = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Tell what became of a job, or of one of its lines: where it ran, what it waited for, how each attempt ended."""
+    job = rules.checked_job(job)
+    with _asking(broker, keys, insecure, timeout) as client:
+        found = client.ask(messages.Explain(0, job, custom_id), messages.Explained)
+    _print_json(rules.as_json(found)) if as_json else typer.echo("\n".join(found.told))
 
 
 # ----------------------------------------------------------------------------------------------------------- helpers

@@ -50,7 +50,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 CLIENT_REQUESTS = (
     messages.Submit, messages.Chunk, messages.Seal, messages.CancelJob, messages.AskStatus, messages.AskJobs,
     messages.AskProblems, messages.Fetch, messages.AskWorkers, messages.AskAudit,
-    messages.DeleteJob,
+    messages.DeleteJob, messages.Explain,
 )  # fmt: skip
 
 

@@ -19,13 +19,15 @@ from broker import effects as do
 from broker.inputs import ClosedJob, Now
 from broker.schema import MIGRATIONS
 from broker.state import ENDED, OPEN, WAITING, Fact, Job, KnownWorker, Line, State, Window
-from common.database import is_full, open_database, transaction
+from common.database import is_full, open_database, transaction, wal_bytes
 from common.errors import DiskFullError, InvariantError, RefusedError
 from common.ids import LineId, new_id
 from common.messages import LineRef
 from common.openai_lines import URLS
 
 WHAT = "the broker's store"
+WORKED = "endpoint"
+"""A file that lies beside a store that was in use: without it an empty file is a start that was cut off."""
 LINE = "idx, url, model, offset, size, attempt, held, worker, deaths"
 """Columns of a ``Line``, in the order ``_line`` reads them."""
 JOB = (
@@ -64,6 +66,8 @@ class Store:
     @classmethod
     def open(cls, path: Path) -> Store:
         """Raises ``RefusedError``, or ``DiskFullError`` when there is no room to write."""
+        if path.exists() and path.stat().st_size == 0 and not wal_bytes(path) and any(path.parent.glob(WORKED)):
+            raise damaged(path, "the file is empty, and a broker has worked in this folder")
         return cls(open_database(path, MIGRATIONS, WHAT), path)
 
     def take_over(self, chance: Callable[[], str] = new_id) -> None:

@@ -383,6 +383,16 @@ class AskAudit:
 
 
 @dataclass(frozen=True, slots=True)
+class Explain:
+    """Answered by ``Explained``: what became of a job, or of one line of it."""
+
+    request: int
+    job: str
+    custom_id: str
+    """Empty for the job as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobInfo:
     """A job as people see it. ``status`` is one of the service's words; counts are lines."""
 
@@ -499,6 +509,15 @@ class Audit:
 
 
 @dataclass(frozen=True, slots=True)
+class Explained:
+    """What happened, in order, in words."""
+
+    request: int
+    job: str
+    told: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Deleted:
     """The job is gone; ``lines`` it had, 0 if it was gone before."""
 
@@ -523,5 +542,5 @@ FLEET = (
 )  # fmt: skip
 CLIENT = (
     Submit, Need, Chunk, Seal, AskStatus, AskJobs, AskProblems, Fetch, CancelJob, DeleteJob, AskWorkers, AskAudit,
-    JobInfo, Jobs, Problems, Lines, Workers, Audit, Deleted, Failure,
+    Explain, JobInfo, Jobs, Problems, Lines, Workers, Audit, Explained, Deleted, Failure,
 )  # fmt: skip

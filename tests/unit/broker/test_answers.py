@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.answers import answer
-from broker.effects import EndAttempt, Query, SaveJob, StoreResult
+from broker.effects import EndAttempt, History, Query, SaveJob, StoreResult
 from common import limits, messages
 from tests.unit.broker.kit import JOB, NOW, log_in
 from tests.unit.broker.shell_kit import Disk, good_line
@@ -171,3 +171,29 @@ def test_workers_and_wrong_questions(disk: Disk) -> None:
     assert ask(disk, messages.AskStatus(1, "nothing")).code == "no_job"
     disk.state.jobs[JOB].status = "receiving"
     assert "bytes of its input" in ask(disk, messages.AskStatus(1, JOB)).reason
+
+
+def test_a_lines_story_is_told_in_order_from_what_was_written_down(disk: Disk) -> None:
+    """haulier explain JOB c1: it ran on a worker that was lost, then elsewhere, and its first result won."""
+    with disk.store.turn():
+        disk.store.connection.execute("UPDATE lines SET attempt=2, deaths=1 WHERE idx=1")
+        disk.store.apply([EndAttempt(1, 1, 1, "w-1", "lost", 10.0)])
+    told = ask(disk, messages.Explain(1, JOB, "c1")).told
+    assert told[0] == "line 2 of the input; given out 2 times"
+    assert told[1].startswith("1970-01-01 00:00:10 attempt 1 on w-1: its session ended")
+    assert told[2] == "1 workers died while they ran it alone"
+    assert told[3].startswith("now: it waits: no worker")
+    store(disk, ok(1, 0))
+    assert ask(disk, messages.Explain(1, JOB, "c1")).told[-1].endswith("attempt 1 on w is an output line, status 200")
+
+
+def test_a_jobs_story_counts_its_attempts_and_an_unknown_line_is_refused(disk: Disk) -> None:
+    """haulier explain JOB: what happened to it, how attempts ended, and why it waits now."""
+    with disk.store.turn():
+        disk.store.apply([EndAttempt(1, 1, 1, "w-1", "lost", 10.0), History(5.0, "submitted", JOB, "", "80 bytes")])
+    told = ask(disk, messages.Explain(1, JOB, "")).told
+    assert "1970-01-01 00:00:05 submitted: 80 bytes" in told
+    assert any(one.startswith("1 attempts ended lost") for one in told)
+    assert told[-1] == "now: no worker is connected"
+    assert ask(disk, messages.Explain(1, JOB, "nobody")).code == "no_line"
+    assert ask(disk, messages.Explain(1, "elsewhere", "")).code == "no_job"

@@ -185,3 +185,27 @@ def test_neighbours_are_written_as_one_run() -> None:
         ("a", 0, 2), ("a", 4, 4), ("b", 5, 6), ("b", 5, 5),
     ]  # fmt: skip
     assert runs([(0,), (1,), (1,)]) == [(0, 1), (1, 1)]
+
+
+def test_a_store_cut_to_nothing_is_refused_and_not_begun_anew(tmp_path: Path) -> None:
+    """A restore that failed half way, a disk that lost a file's length: an empty file is a valid new database, and to
+    take it for one would silently forget every job."""
+    path = tmp_path / "broker.sqlite"
+    Store.open(path).close()
+    (tmp_path / "endpoint").write_text("tcp://somewhere")
+    path.write_bytes(b"")
+    with pytest.raises(RefusedError, match="damaged"):
+        Store.open(path)
+    (tmp_path / "endpoint").unlink()
+    Store.open(path).close()
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_store_cut_short_is_refused_with_advice(tmp_path: Path, share: float) -> None:
+    """Only a part of the file came back from a backup (D6)."""
+    path = tmp_path / "broker.sqlite"
+    Store.open(path).close()
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(RefusedError, match=r"damaged|malformed"):
+        Store.open(path)
