@@ -105,7 +105,7 @@ class Lines:
     def tokenized(self, prepared: Prepared) -> bool:
         """A line is ready for the ring; false if it ended meanwhile."""
         line = self._lines.get(prepared.request.ref)
-        if line is None or line.stage != _TOKENIZING:
+        if line is None or line.stage is not _TOKENIZING:
             return False
         line.request = prepared.request
         self._move(line, _READY, len(prepared.token_ids) * TOKEN_BYTES)
@@ -136,7 +136,7 @@ class Lines:
         news = []
         for ref in refs:
             line = self._lines.get(ref)
-            if line is not None and line.stage == _IN_RING:
+            if line is not None and line.stage is _IN_RING:
                 self._move(line, _RUNNING)
                 news.append(ref)
         return tuple(news)
@@ -158,7 +158,7 @@ class Lines:
     def stored(self, ref: LineRef) -> Line:
         """The result is durable. Raises ``InvariantError`` if there was none to store."""
         line = self._lines.get(ref)
-        if line is None or line.stage != _ENDED:
+        if line is None or line.stage is not _ENDED:
             raise InvariantError(f"line {ref.line} was stored without having ended")
         self._move(line, _DURABLE)
         return line
@@ -292,7 +292,7 @@ class Lines:
             del self._running[line.ref]
 
     def _leave_ready(self, line: Line) -> None:
-        if line.stage == _READY:
+        if line.stage is _READY:
             self._ready = deque(one for one in self._ready if one.request.ref != line.ref)
 
 

@@ -21,6 +21,10 @@ COUNTS = ("stale", "duplicate", "late", "unjudged", "suspended", "logins")
 """What a session counts: messages of another fence; lines that came twice; answers nobody waits for any more; held
 lines a WELCOME said nothing about; times this process was stopped and went on; sessions that stood."""
 
+_IN_RING, _ENDED, _DURABLE, _DELIVER = Stage.IN_RING, Stage.ENDED, Stage.DURABLE, Wanted.DELIVER
+_ONE_ENDED = do.Resolve(1)
+"""Needed several times a line, and slow to look up or to make."""
+
 
 class Work:
     """Held lines, their way down and their results' way back. One thread; effects go to ``emit``."""
@@ -48,18 +52,19 @@ class Work:
         """Take an assignment's lines, or hand them back at once (``refuse``): how many it took, or why it cannot."""
         taken = 0
         for line in lines:
-            if line.total > limits.LINE_MAX_BYTES or len(line.body) > line.total:
+            ref, _, total, body = line
+            if total > limits.LINE_MAX_BYTES or len(body) > total:
                 return "protocol broken by the broker: a body that is not as long as it says, or longer than a line"
-            held = self.lines.get(line.ref)
+            held = self.lines.get(ref)
             if held is not None and held.store_id != store_id:
                 if held.stage != Stage.DURABLE:  # the next assignment will have another number
-                    return f"another store gave out {line.ref.line} before, and it still runs"
+                    return f"another store gave out {ref.line} before, and it still runs"
                 self._put_aside(held)
             elif held is not None:
                 self._counts["duplicate"] += 1
                 continue
             if refuse:
-                self.handed_back.append(line.ref)
+                self.handed_back.append(ref)
             else:
                 taken += 1
                 job = self.lines.receive(line, store_id)
@@ -168,13 +173,13 @@ class Work:
     def ended(self, outcome: Outcome) -> None:
         """A result, from engine or tokenizer: the first one of its line counts, any other is dropped and counted."""
         line = self.lines.get(outcome.ref)
-        if line is None or line.stage >= Stage.ENDED:
+        if line is None or line.stage >= _ENDED:
             self._counts["late"] += 1
             return
-        if line.stage >= Stage.IN_RING:
-            self._emit(do.Resolve(1))
-        if line.wanted == Wanted.DELIVER or (line.wanted == Wanted.HAND_BACK and outcome.status != "cancelled"):
-            line.wanted = Wanted.DELIVER
+        if line.stage >= _IN_RING:
+            self._emit(_ONE_ENDED)
+        if line.wanted is _DELIVER or (line.wanted == Wanted.HAND_BACK and outcome.status != "cancelled"):
+            line.wanted = _DELIVER
             self.lines.ended(line.ref, len(outcome.body))
             self._emit(do.Save(outcome, line.store_id))
             return
@@ -202,17 +207,18 @@ class Work:
         """The broker has these durably, or knows a better one, or refuses: rows go, or are set aside."""
         gone = []
         for verdict in verdicts:
-            line = self.lines.get(verdict.ref)
-            if line is None or line.stage != Stage.DURABLE or not self.delivery.settle(verdict.ref):
+            ref, word, reason = verdict
+            line = self.lines.get(ref)
+            if line is None or line.stage is not _DURABLE or not self.delivery.settle(ref):
                 self._counts["late"] += 1
                 continue
-            self.lines.forget(verdict.ref)
-            if verdict.verdict == "refused":
-                fields: dict[str, object] = {"line": str(verdict.ref.line), "reason": verdict.reason}
+            self.lines.forget(ref)
+            if word == "refused":
+                fields: dict[str, object] = {"line": str(ref.line), "reason": reason}
                 self._emit(do.Note("result_refused", "error", fields))
-                self._emit(do.SetAside(verdict.ref, verdict.reason))
+                self._emit(do.SetAside(ref, reason))
             else:
-                gone.append(verdict.ref)
+                gone.append(ref)
         if gone:
             self._emit(do.Discard(tuple(gone)))
 
