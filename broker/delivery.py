@@ -8,7 +8,7 @@ the commit. Does not know where a result is stored, nor how lines come to be ass
 from __future__ import annotations
 
 from broker import recovery, scheduler
-from broker.effects import EndAttempt, Send, Step, StoreResult
+from broker.effects import EndAttempt, Note, Send, Step, StoreResult
 from broker.inputs import Came, Facts, Now
 from broker.jobs import cancel_lines
 from broker.state import ENDED, Fact, Job, Line, Partial, Session, State
@@ -19,6 +19,7 @@ from common.messages import LineRef, Result, Verdict
 OUTPUT, ERROR = 0, 1
 """Kinds of results: the two files they end up in."""
 STATUSES = ("ok", "failed", "cancelled")
+_COMPLETED, _FAILED = (Note("line_ended", {"outcome": outcome}) for outcome in ("completed", "failed"))
 
 
 def done(state: State, session: Session, came: Came, now: Now, step: Step) -> None:
@@ -163,7 +164,7 @@ def _store(
     job.prompt_tokens += result.prompt_tokens
     job.completion_tokens += result.completion_tokens
     job.dirty = True
-    step.note("line_ended", outcome="completed" if ok else "failed")
+    step.notes.append(_COMPLETED if ok else _FAILED)
 
 
 def lookups(state: State, message: messages.Done | messages.ResultPart) -> list[LineRef]:
