@@ -73,7 +73,8 @@ class Fleet:
         (state / "endpoint").unlink(missing_ok=True)
         process = self.spawn(
             "broker", name,
-            ["--bind", self.endpoint, "--state", str(state), "--keys", str(self.keys), "--disk-reserve-gib", "0", *more],
+            ["--bind", self.endpoint, "--state", str(state), "--keys", str(self.keys), "--disk-reserve-gib", "0",
+             *more],
             **hooks,
         )  # fmt: skip
         if wait:
@@ -88,7 +89,8 @@ class Fleet:
         state = self.folder / "state"
         return self.spawn(
             "broker", "standby",
-            ["--bind", endpoint, "--state", str(state), "--keys", str(self.keys), "--disk-reserve-gib", "0", "--standby"],
+            ["--bind", endpoint, "--state", str(state), "--keys", str(self.keys), "--disk-reserve-gib", "0",
+             "--standby"],
         )  # fmt: skip
 
     def worker(

@@ -2,7 +2,8 @@
 
 The product knows nothing of this. HAULIER_CRASH_AT=POINT[:N] sends SIGKILL to the own process the Nth time the point is
 passed; HAULIER_HOLD_LOCK_S holds the interpreter lock that long once a line runs; HAULIER_CLOCK names a file with two
-numbers, seconds added to wall and monotonic clock. A point that names nothing any more fails at the start.
+numbers, seconds added to wall and monotonic clock; HAULIER_LONG_BYTES makes the answer to line 0 that long. A point
+that names nothing any more fails at the start.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 POINT, _, COUNT = os.environ.pop("HAULIER_CRASH_AT", "").partition(":")
 HOLD_S = float(os.environ.pop("HAULIER_HOLD_LOCK_S", "0"))
+LONG_BYTES = int(os.environ.pop("HAULIER_LONG_BYTES", "0"))
 CLOCK = os.environ.pop("HAULIER_CLOCK", "")
 BROKER_POINTS = (
     "broker.started", "broker.receiving", "broker.checking", "broker.before_assign_commit",
@@ -117,6 +119,8 @@ def hook_worker() -> None:
     around(Link, "send", None, said)
     around(Worker, "_post_results", lambda *_: passed("worker.tokenized"), None)
     around(Witness, "saw", None, lambda *_: passed("worker.running"))
+    if LONG_BYTES:
+        lengthen()
     if HOLD_S:
         once = threading.Event()
 
@@ -126,6 +130,22 @@ def hook_worker() -> None:
                 threading.Thread(target=hold, daemon=True).start()
 
         around(Witness, "saw", None, begin)
+
+
+def lengthen() -> None:
+    """As if the model had said very much to line 0."""
+    from worker.process import Worker
+    from worker.structures import Outcome
+
+    real = Worker._post_results
+    head, tail = b'{"choices": [{"message": {"role": "assistant", "content": "', b'"}}]}'
+    body = head + b"x" * (LONG_BYTES - len(head) - len(tail)) + tail
+
+    def post(self: Any, results: Any) -> None:
+        real(self, [one._replace(body=body) if isinstance(one, Outcome) and one.ref.index == 0 else one
+                    for one in results])  # fmt: skip
+
+    Worker._post_results = post  # type: ignore[method-assign]
 
 
 def hold() -> None:

@@ -12,7 +12,8 @@ class Proxy:
     """Forwards connections to ``target``, from its own ``endpoint``. Settings may change while it runs.
 
     ``delay_s`` before each piece goes on; ``bytes_a_second`` at most, each way (0: no limit); ``stalled``: nothing
-    passes, nobody is told; ``cut_after``: so many bytes up, then both sides are closed in the middle of whatever it is.
+    passes, nobody is told; ``mute_down``: nothing comes back from the target; ``cut_after``: so many bytes up, then
+    both sides are closed in the middle of whatever it is.
     """
 
     def __init__(self, target: str) -> None:
@@ -21,6 +22,7 @@ class Proxy:
         self.delay_s = 0.0
         self.bytes_a_second = 0
         self.stalled = False
+        self.mute_down = False
         self.cut_after = 0
         self.cuts = 0
         self.carried = 0
@@ -53,6 +55,8 @@ class Proxy:
             while data := source.recv(16 * 1024):
                 while self.stalled and not self._closed:
                     time.sleep(0.01)
+                if self.mute_down and not up:
+                    continue
                 if self.delay_s:
                     time.sleep(self.delay_s)
                 if self.bytes_a_second:

@@ -6,8 +6,6 @@ import json
 import signal
 import sqlite3
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +16,6 @@ from worker.outbox import Outbox
 from worker.structures import Outcome
 
 LINES = 60
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    made = Fleet(tmp_path)
-    yield made
-    made.close()
 
 
 IN_CI = ("broker.before_result_commit", "broker.after_result_commit", "broker.after_assign_commit", "broker.checking")

@@ -1,7 +1,7 @@
 """``make kill-table``: kills a real fleet at every named point and writes what it cost to docs/kill-table.md.
 
-Each row starts from nothing: a broker and an echo worker on loopback with keys, one job; somebody is killed (SIGKILL, by
-pid) at a point of its work and started again at once. ``lost`` is lines without output or error, from the fetched
+Each row starts from nothing: a broker and an echo worker on loopback with keys, one job; somebody is killed (SIGKILL,
+by pid) at a point of its work and started again at once. ``lost`` is lines without output or error, from the fetched
 files; ``run again`` is counted by a witness at the engine; ``back`` is from the process seen dead to the next line
 stored. Every row ends with the job's audit; a row that loses a line ends the script.
 """
@@ -180,11 +180,11 @@ def main() -> None:
 
 Made by `make kill-table` on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, commit {commit()}, on {began}.
 
-A broker and an echo worker on loopback, keys on, synchronous FULL; a job of {LINES} lines of {DELAY_MS} ms, 8 at a time.
+A broker and an echo worker on loopback, keys on, synchronous FULL; a job of {LINES} lines of {DELAY_MS} ms, 8 at once.
 Killed is SIGKILL, by the process's own hand at the named point or from outside; whoever ran the fleet starts the dead
 process again at once, except where the row says otherwise. *Lost* counts lines without output or error in the fetched
-files. *Run again* is counted by a witness at the engine; a worker holds at most {IN_FLIGHT} lines unfinished, so no kill
-of one can cost more. *Back* is from the process seen dead to the next line stored, its start included. Every row ends
+files. *Run again* is counted by a witness at the engine; a worker holds at most {IN_FLIGHT} lines unfinished, so no
+kill of one can cost more. *Back* is from the process seen dead to the next line stored, its start included. Every row ends
 with `haulier audit`: each custom_id once.
 
 | killed | where | lost | run again | back in |

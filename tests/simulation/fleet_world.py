@@ -1,4 +1,4 @@
-"""A seeded fleet: the broker's real turn and rules, real worker sessions, dicts as disks, a bad link, a clock that jumps.
+"""A seeded fleet: the broker's real turn and rules, real worker sessions, dicts as disks, a bad link, clock jumps.
 
 Everything random comes from one seed. Any process may end before and after each commit and between two sends; stores
 are taken over, and recreated empty. After every input the books and these are checked: D1 (what was acked is durable,
@@ -102,7 +102,7 @@ PROFILES: tuple[Faults, ...] = (
     Faults(link=0, dark=0, freeze=0, pause=0, kill_worker=0, crash_worker=0, blocking=0, poison=2),
     Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, once=True, pause=0),
 )  # fmt: skip
-"""A schedule's kind is its seed's remainder: all at once; links; brokers alone; cancel; expiry; new stores; poison; calm."""
+"""A schedule's kind is its seed's remainder: all at once; links; brokers; cancel; expiry; new stores; poison; calm."""
 
 
 class SimServer(Server):
@@ -468,7 +468,7 @@ class FleetWorld:
                 wire.down.extend(down)
                 wire.late = None
 
-    def play(self, rough: int = 28, most: int = 1000) -> FleetWorld:
+    def play(self, rough: int = 28, most: int = 1000) -> FleetWorld:  # noqa: RET503 - ``broken`` raises
         """``rough`` steps with faults, then calm ones until all is handed over. Raises ``Broken``."""
         with small_world():
             try:

@@ -1,4 +1,4 @@
-"""The broker's real store over SQLite in memory, with what the simulator asks of any store: rows put in, rows dumped."""
+"""The broker's real store over SQLite in memory, with what the simulator asks of any store."""
 
 from __future__ import annotations
 
