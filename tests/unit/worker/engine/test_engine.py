@@ -302,3 +302,23 @@ def test_watched_logits_are_one_row_a_sampled_token(reference: rigs.Outcome) -> 
         assert logits.shape[0] <= len(plan)
         assert logits.shape[1] == rigs.VOCABULARY
         assert logits.dtype == torch.float32
+
+
+@pytest.mark.parametrize("before", [1, 4])
+def test_a_cancelled_context_stops_within_two_steps(before: int) -> None:
+    """A job is cancelled while its lines run, at their first step or later: no zombie computes on (cases 22); the other
+    contexts of the step go on to their end."""
+    local = LocalEngine(rigs.model(), rigs.settings())
+    numbers = local.submit([[1, 2, 3], [4, 5, 6]], [Sampling(max_tokens=30), Sampling(max_tokens=30)])
+    for _ in range(before):
+        local.step()
+    local.cancel(numbers[:1])
+    steps = 0
+    while numbers[0] not in local.finished:
+        assert local.step(), "the engine has nothing to do and the cancelled context has no end"
+        steps += 1
+    assert steps <= 2
+    assert local.finished[numbers[0]].reason == "cancelled"
+    local.run()
+    assert (local.finished[numbers[1]].reason, len(local.finished[numbers[1]].token_ids)) == ("length", 30)
+    local.close()
