@@ -62,7 +62,9 @@ class BenchSettings:
 
     @property
     def answer_tokens(self) -> int:
-        return WARM_STEPS + self.steps + LIFECYCLE_STEPS + TAIL_STEPS
+        """Tokens of each answer: the steps below, and those in which first contexts decode beside the last prompts."""
+        building = self.contexts * -(-self.length // self.chunk_tokens) if self.fill == "prefill" else 0
+        return building + WARM_STEPS + self.steps + LIFECYCLE_STEPS + TAIL_STEPS
 
 
 @dataclass(slots=True)

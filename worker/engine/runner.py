@@ -21,9 +21,12 @@ from worker.model_store import ensure
 __all__ = ["Engine", "LoadedModel", "load", "open_device"]
 
 
-def open_device(name: str) -> Device:
-    """The device of ``--device``: ``cpu`` or ``cuda:N``. Raises ``RefusedError`` when there is none."""
+def open_device(name: str, threads: int = 0) -> Device:
+    """The device of ``--device``: ``cpu`` or ``cuda:N``. Raises ``RefusedError`` when there is none. With ``cpu`` torch
+    computes on ``threads`` cores, or on half of them: the rest is for sessions and brokers beside it.
+    """
     if name == "cpu":
+        torch.set_num_threads(threads or max(1, (os.cpu_count() or 1) // 2))
         return VirtualDevice()
     if not torch.cuda.is_available():
         raise RefusedError(f"--device {name}: this machine has no CUDA device that torch can use; --device cpu works")
@@ -42,9 +45,7 @@ def load(settings: EngineSettings, folder: Path | None = None) -> LoadedModel:
     Blocks for as long as loading takes; on the engine's thread, since torch counts its processor threads by caller.
     Raises ``RefusedError`` naming the setting to change.
     """
-    device = open_device(settings.device)
-    if settings.device == "cpu":
-        torch.set_num_threads(settings.threads or max(1, (os.cpu_count() or 1) // 2))
+    device = open_device(settings.device, settings.threads)
     loaded = from_folder(
         folder or ensure(settings.model, log.get("engine").info), device, settings.dtype, settings.context_tokens
     )
