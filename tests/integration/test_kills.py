@@ -53,8 +53,10 @@ def test_both_killed_at_once_cost_what_ran(fleet: Fleet) -> None:
     broker, worker = fleet.broker(), fleet.worker()
     job = fleet.submit(LINES)
     fleet.until_run(LINES // 3)
-    fleet.end(broker)
-    fleet.end(worker)
+    for process in (broker, worker):
+        process.kill()
+    for process in (broker, worker):
+        process.wait(60)
     fleet.broker()
     fleet.worker()
     fleet.whole(job, LINES)

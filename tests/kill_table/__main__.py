@@ -120,18 +120,14 @@ def by_signal(who: str, where: str, most: int, *victims: str, standby: bool = Fa
         job = fleet.submit(LINES)
         fleet.until_run(LINES // 3)
         for victim in victims:
-            if stop_s:
-                running[victim].send_signal(signal.SIGSTOP)
-            else:
-                fleet.end(running[victim])
-                if not standby and victim != "second":
-                    fleet.watch(running[victim], start[victim])
+            running[victim].send_signal(signal.SIGSTOP if stop_s else signal.SIGKILL)
+            if not stop_s and not standby and victim != "second":
+                fleet.watch(running[victim], start[victim])
         if stop_s:
             time.sleep(stop_s)
             for victim in victims:
                 running[victim].send_signal(signal.SIGCONT)
-        fleet.revive()
-        if not fleet.died_at:
+        if victims == ("second",) or standby or stop_s:
             fleet.died_at.append(time.monotonic())
         return job
 
@@ -184,7 +180,8 @@ A broker and an echo worker on loopback, keys on, synchronous FULL; a job of {LI
 Killed is SIGKILL, by the process's own hand at the named point or from outside; whoever ran the fleet starts the dead
 process again at once, except where the row says otherwise. *Lost* counts lines without output or error in the fetched
 files. *Run again* is counted by a witness at the engine; a worker holds at most {IN_FLIGHT} lines unfinished, so no
-kill of one can cost more. *Back* is from the process seen dead to the next line stored, its start included. Every row
+kill of one can cost more. *Back* is from the process seen dead (or let go on) to the next line stored, its
+start included. Every row
 ends with `haulier audit`: each custom_id once.
 
 | killed | where | lost | run again | back in |
