@@ -18,7 +18,7 @@ from broker.server import Server
 from broker.store import Store
 from tests.simulation.world import Broken, Faults, World
 
-SCHEDULES = 150
+SCHEDULES = 60
 ROUGH = Faults()
 ONLY_BROKER = Faults(cut=0, kill_worker=0, leave=0, kill_broker=0.1, takeover=0.02, pause=0, wall_jump=0.02)
 
