@@ -180,9 +180,8 @@ A broker and an echo worker on loopback, keys on, synchronous FULL; a job of {LI
 Killed is SIGKILL, by the process's own hand at the named point or from outside; whoever ran the fleet starts the dead
 process again at once, except where the row says otherwise. *Lost* counts lines without output or error in the fetched
 files. *Run again* is counted by a witness at the engine; a worker holds at most {IN_FLIGHT} lines unfinished, so no
-kill of one can cost more. *Back* is from the process seen dead (or let go on) to the next line stored, its
-start included. Every row
-ends with `haulier audit`: each custom_id once.
+kill of one can cost more. *Back* is from the process seen dead (or let go on) to the next line stored, its start
+included. Every row ends with `haulier audit`: each custom_id once.
 
 | killed | where | lost | run again | back in |
 | --- | --- | --- | --- | --- |
