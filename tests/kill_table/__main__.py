@@ -127,6 +127,8 @@ def by_signal(who: str, where: str, most: int, *victims: str, standby: bool = Fa
             time.sleep(stop_s)
             for victim in victims:
                 running[victim].send_signal(signal.SIGCONT)
+        for victim in victims if not stop_s else ():
+            running[victim].wait()  # a process that dies may still answer for some milliseconds
         if victims == ("second",) or standby or stop_s:
             fleet.died_at.append(time.monotonic())
         return job
