@@ -115,6 +115,12 @@ class EngineSettings:
     dtype: str = "auto"
     threads: int = 0
     """Processor threads of the engine's arithmetic with ``--device cpu``; 0 for half the cores."""
+    retain: str = "on"
+    """Whether history is kept in device pages that the staging slots leave (H1)."""
+    target_pages: int = 0
+    """Device pages a context holds by right (A2); 0 shares the pool out equally."""
+    burst_pages: int = 0
+    """Pages it may borrow beyond while they are free; 0 for whatever is free."""
 
     def __post_init__(self) -> None:
         _need(bool(self.model), "--model says which model to serve")
@@ -134,6 +140,12 @@ class EngineSettings:
         _need(self.page_tokens >= 1, f"--page-tokens {self.page_tokens} must be 1 or more")
         _need(self.chunk_tokens >= 1, f"--chunk-tokens {self.chunk_tokens} must be 1 or more")
         _need(self.slot_gib >= 0, f"--slot-gib {self.slot_gib} must be 0 or more")
+        _need(self.retain in ("on", "off"), f"--retain {self.retain!r} is neither on nor off")
+        _need(
+            self.target_pages == 0 or self.target_pages >= 2,
+            f"--target-pages {self.target_pages} must be 0 (equal shares), or 2 (the floor) or more",
+        )
+        _need(self.burst_pages >= 0, f"--burst-pages {self.burst_pages} must be 0 or more")
         _need(0 <= self.threads <= 1024, f"--threads {self.threads} must be 0 (half the cores) to 1024")
         _need(
             self.dtype in ("auto", "float32", "bfloat16", "float16"),

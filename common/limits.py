@@ -152,6 +152,8 @@ STEP_TABLES_COUNT = 3
 
 EVENTS_COUNT = 2048
 """Device events of one engine: five a staged layer, two steps in flight, 128 dense layers, and room for retirement."""
+DECISIONS_KEPT_MAX_COUNT = 65_536
+"""Newest decisions about device pages that are kept to be explained: a few MB."""
 STAGING_SLOTS_MIN_COUNT = 2
 """While one slot is attended, the next layer is copied into another."""
 RETIRE_DEADLINE_S = 120.0

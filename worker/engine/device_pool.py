@@ -1,7 +1,7 @@
 """shell: the device page pool: one allocation of a whole number of GiB for all dense layers (A1), cut into rows.
 
-Staging slots and resident regions are views of the same arena: streamed and resident attention read the same tensor
-type with the same strides, at other addresses. Knows no context.
+Staging slots, retained pages and resident regions are rows of one arena, and attention always gets the whole of it:
+streamed, retained and resident histories differ in their first row alone. Knows no context.
 """
 
 from __future__ import annotations
@@ -25,23 +25,20 @@ class Rows:
 
 
 class DevicePool:
-    """``slots`` with ``--residency staged``, ``layers`` with ``--residency full``; the other one is empty."""
+    """``slots`` are empty with ``--residency full``; ``layers``, each layer's pages, are when nothing is retained."""
 
     def __init__(self, device: Device, geometry: Geometry, fit: Fit, dtype: torch.dtype) -> None:
         arena = device.allocate_device((2, fit.arena_rows, geometry.kv_heads, geometry.head_dim), dtype)
         self.arena = Rows(arena[0], arena[1])
         self.nbytes = arena.nbytes
-        if fit.slot_rows:
-            self.slots = self._cut(SLOTS, fit.slot_rows)
-            self.layers: tuple[Rows, ...] = ()
-        else:
-            self.slots = ()
-            self.layers = self._cut(geometry.layers, fit.concurrency * fit.context_rows)
+        self.slots = self._cut([fit.slot_first(slot) for slot in range(SLOTS)], fit.slot_rows)
+        self.layers = self._cut([fit.layer_first(layer) for layer in range(geometry.layers)], fit.pages * fit.page_rows)
 
-    def _cut(self, pieces: int, rows: int) -> tuple[Rows, ...]:
-        if pieces * rows > self.arena.key.shape[0]:
-            raise InvariantError(f"{pieces} x {rows} rows do not fit into an arena of {self.arena.key.shape[0]}")
+    def _cut(self, firsts: list[int], rows: int) -> tuple[Rows, ...]:
+        if not rows:
+            return ()
+        if firsts[-1] + rows > self.arena.key.shape[0]:
+            raise InvariantError(f"{firsts[-1]} + {rows} rows do not fit into an arena of {self.arena.key.shape[0]}")
         return tuple(
-            Rows(self.arena.key[start : start + rows], self.arena.value[start : start + rows])
-            for start in range(0, pieces * rows, rows)
+            Rows(self.arena.key[first : first + rows], self.arena.value[first : first + rows]) for first in firsts
         )

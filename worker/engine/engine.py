@@ -24,6 +24,8 @@ from common.errors import InvariantError
 from common.limits import ENGINE_IDLE_S, ENGINE_POLL_MAX_S, ENGINE_POLL_MIN_S, STEP_DEADLINE_S, STEPS_REPORTED_MAX_COUNT
 from common.messages import LineRef
 from ring.consumer import Consumer
+from worker.engine.addresses import Addresses
+from worker.engine.admission import PagePool
 from worker.engine.attention import KEYWORD, registered
 from worker.engine.device import DeviceError, Event, QueueName
 from worker.engine.device_pool import DevicePool
@@ -32,6 +34,7 @@ from worker.engine.host_pool import HostPool
 from worker.engine.intake import Intake
 from worker.engine.model import LoadedModel
 from worker.engine.page_leases import PageLeases
+from worker.engine.retention import Retention
 from worker.engine.routes import LiveStep, ResidentRoute, Route, StagedRoute
 from worker.engine.sampler import choose
 from worker.engine.scheduler import Context, Scheduler, StepPlan
@@ -100,7 +103,8 @@ class Engine:
         """What each step took; whoever exports them takes them out, and without a reader the oldest go."""
         self.pages = PageLeases(self.fit.concurrency)
         self.transport = Transport(device, pages=self.pages)
-        self.scheduler = Scheduler(self.fit, settings.chunk_tokens, SegmentBook(self.pages, self.fit.concurrency))
+        segments = SegmentBook(self.pages, self.fit.concurrency)
+        self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, self._make_retention())
         self.pool = DevicePool(device, loaded.geometry, self.fit, loaded.dtype)
         self.host = HostPool(device, loaded.geometry, self.fit, loaded.dtype) if self.fit.slot_rows else None
         rows_max = max(settings.chunk_tokens, self.fit.concurrency + 1)
@@ -224,7 +228,8 @@ class Engine:
     # -- one step on the queues -----------------------------------------------------------------------------------
     def _fetch(self, now: Enqueued) -> LiveStep:
         tensors = self.tables.fetch(now.upload, now.packed)
-        return LiveStep(now.packed, tensors, self.route, self.settings.context_tokens)
+        layers = self.route.locate(now.packed, tensors)
+        return LiveStep(now.packed, tensors, self.route, self.settings.context_tokens, layers)
 
     def _gather(self, live: LiveStep) -> torch.Tensor:
         """Input ids (1, tokens): prompts straight from the ring's pages, else each context's last token."""
@@ -344,9 +349,16 @@ class Engine:
 
     # -- start and end --------------------------------------------------------------------------------------------
     def _make_route(self) -> Route:
+        addresses = Addresses(self.device, self.fit, self.loaded.geometry.layers)
         if self.host is None:
-            return ResidentRoute(self.device, self.pool)
-        return StagedRoute(self.transport, self.host, self.pool, self._next_step)
+            return ResidentRoute(self.device, self.pool, addresses)
+        return StagedRoute(self.transport, self.host, self.pool, addresses, self.fit, self._next_step)
+
+    def _make_retention(self) -> Retention | None:
+        if not self.fit.slot_rows or not self.fit.pages:
+            return None
+        pool = PagePool(self.fit.pages, self.settings.target_pages, self.settings.burst_pages)
+        return Retention(pool, self.fit.page_rows)
 
     def check(self) -> None:
         """Raise unless all books agree."""

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 
 from common.config import GIB, EngineSettings
 from common.errors import RefusedError
+from worker.engine.admission import FLOOR_PAGES
 from worker.engine.geometry import Geometry
 
 SLOTS = 2
 """Staging slots: the next layer's copy runs into one while attention reads the other."""
+
+PAGES_OF_ALL = 2
+"""More pages than so many times all histories are not booked: enough that a run is found between others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,16 @@ class Fit:
     slot_bytes: int
     formula: tuple[str, ...]
     """What is printed at start."""
+    pages: int = 0
+    """Pages of history kept on the device, each of ``page_rows`` rows in every layer; behind the slots in the arena."""
+
+    def slot_first(self, slot: int) -> int:
+        """The arena row at which a staging slot begins."""
+        return slot * self.slot_rows
+
+    def layer_first(self, layer: int) -> int:
+        """The arena row at which a layer's pages begin: consecutive pages are consecutive rows of each layer."""
+        return SLOTS * self.slot_rows + layer * self.pages * self.page_rows
 
 
 def rounded_up(rows: int, page_rows: int) -> int:
@@ -127,8 +141,33 @@ def fit(geometry: Geometry, settings: EngineSettings) -> Fit:
         f"staging slots = 2 x {slot_rows} rows x {geometry.layer_token_bytes} B = {_gib(2 * slot_bytes)} "
         f"of {settings.device_pages_gib} GiB of device pages"
     )
+    pages = _pages(geometry, settings, arena_rows - SLOTS * slot_rows, concurrency, lines)
     lines.append(f"effective concurrency = min({wanted}, {held} on the host, what two slots hold) = {concurrency}")
-    return Fit(concurrency, context_rows, page, slot_rows, arena_rows, concurrency * history, slot_bytes, tuple(lines))
+    return Fit(
+        concurrency, context_rows, page, slot_rows, arena_rows, concurrency * history, slot_bytes, tuple(lines), pages
+    )
+
+
+def _pages(geometry: Geometry, settings: EngineSettings, rows: int, concurrency: int, lines: list[str]) -> int:
+    """Pages of history that what is left of the device pages holds; none when the floors (A2) do not fit."""
+    if settings.retain == "off":
+        return 0
+    page = settings.page_tokens
+    context_pages = rounded_up(settings.context_tokens, page) // page
+    pages = min(rows // (geometry.layers * page), PAGES_OF_ALL * concurrency * context_pages)
+    floors = concurrency * (settings.target_pages or FLOOR_PAGES)
+    words = (
+        f"retained pages = min({rows} rows left // ({geometry.layers} layers x {page} rows), "
+        f"{PAGES_OF_ALL} x all histories) = {pages}"
+    )
+    if pages < concurrency * FLOOR_PAGES:
+        lines.append(f"{words}, fewer than {FLOOR_PAGES} for each of {concurrency} contexts: nothing is retained")
+        return 0
+    words += f", {pages / context_pages:.2f} whole histories"
+    if floors > pages:
+        words += f"; --target-pages {settings.target_pages} lets {pages // settings.target_pages} contexts run at once"
+    lines.append(words)
+    return pages
 
 
 def _full(geometry: Geometry, settings: EngineSettings, context_rows: int, arena_rows: int, lines: list[str]) -> Fit:
@@ -145,7 +184,8 @@ def _full(geometry: Geometry, settings: EngineSettings, context_rows: int, arena
     )
     lines.append(f"device pages {settings.device_pages_gib} GiB // one history = {held} histories")
     lines.append(f"effective concurrency = min({settings.concurrency}, {held} on the device) = {concurrency}")
-    return Fit(concurrency, context_rows, settings.page_tokens, 0, arena_rows, 0, 0, tuple(lines))
+    pages = concurrency * context_rows // settings.page_tokens
+    return Fit(concurrency, context_rows, settings.page_tokens, 0, arena_rows, 0, 0, tuple(lines), pages)
 
 
 def never_fits(prompt_tokens: int, max_tokens: int, context_tokens: int) -> str | None:

@@ -1,21 +1,24 @@
 """shell: the two ways a layer's history is on the device when its attention runs: staged, or resident (the reference).
 
-Both append this step's rows and make the same attention call; they differ in the address of the rows alone (H4). The
-staged route follows a step in design order: wait for the copy, append, attend, consumer event, write back the changed
-rows, seal, and begin the copy of the next layer but one, across the end of the step. Order is the transport's.
+Both append this step's rows and make the same attention call over the arena; they differ in the address of the rows
+alone (H4). The staged route follows a step in design order: wait for the copies, append, attend, keep whole pages,
+consumer event, write back the changed rows, seal, and begin the copies of the next layer but one, across the step's
+end. A context that is retained in place has nothing to copy; of one retained in part, pages are materialised beside the
+copy of the rest (H1). Order is the transport's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from common.errors import InvariantError
+from worker.engine.addresses import Addresses, LayerAddress
 from worker.engine.device import Device, QueueName, Work
-from worker.engine.device_pool import DevicePool, Rows
-from worker.engine.fit import SLOTS
+from worker.engine.device_pool import DevicePool
+from worker.engine.fit import SLOTS, Fit
 from worker.engine.host_pool import HostPool
 from worker.engine.kernels import attend
 from worker.engine.leases import Lease
@@ -32,6 +35,7 @@ class LiveStep:
     tensors: StepTensors
     route: Route
     context_tokens: int
+    layers: tuple[LayerAddress, ...]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -41,16 +45,22 @@ class LiveStep:
 
 
 class Route:
-    """What both ways share: the append and the attention call over ``rows``."""
+    """What both ways share: addresses, the append and the attention call over the arena."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, pool: DevicePool, addresses: Addresses) -> None:
         self.device = device
+        self._arena = pool.arena
+        self._addresses = addresses
         self._compute = device.queue(QueueName.COMPUTE)
         self._checked = device.kind == "virtual" and not getattr(device, "eager", False)
         """Whether the device looks at declared reads and writes: making views for nothing costs host time."""
 
     def prepare(self, packed: PackedStep) -> None:
         """A step that nobody prefetched begins."""
+
+    def locate(self, packed: PackedStep, tensors: StepTensors) -> tuple[LayerAddress, ...]:
+        """Where the rows of the step lie, layer by layer."""
+        return self._addresses.of(packed, tensors, 0)
 
     def attend(
         self, live: LiveStep, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -59,20 +69,26 @@ class Route:
         raise NotImplementedError
 
     def _call(
-        self, live: LiveStep, rows: Rows, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+        self,
+        live: LiveStep,
+        where: LayerAddress,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
     ) -> torch.Tensor:
-        index = live.tensors["rows"]
+        arena = self._arena
 
         def append() -> None:
-            rows.key.index_copy_(0, index, key)
-            rows.value.index_copy_(0, index, value)
+            arena.key.index_copy_(0, where.rows, key)
+            arena.value.index_copy_(0, where.rows, value)
 
         runs = live.packed.runs if self._checked else ()
-        self.device.launch(self._compute, append, (), _pieces(rows, runs, _added), "append rows")
+        self.device.launch(self._compute, append, (), self._pieces(where, runs, _added), "append rows")
         out = self.device.launch(
             self._compute,
-            lambda: attend(query, rows.key, rows.value, live.tensors.spans, scale),
-            _pieces(rows, runs, _whole),
+            lambda: attend(query, arena.key, arena.value, where.spans, scale),
+            self._pieces(where, runs, _whole),
             (),
             "attention",
         )
@@ -80,31 +96,33 @@ class Route:
             raise InvariantError("a launch on the compute queue gave no value back")
         return out
 
+    def _pieces(
+        self, where: LayerAddress, runs: Sequence[HistoryRun], part: Callable[[HistoryRun], slice]
+    ) -> list[torch.Tensor]:
+        """Views of the arena, for a device that checks them."""
+        pieces = []
+        for run in runs:
+            rows, base = part(run), where.page_first if run.in_place else where.slot_first
+            pieces += [side[base + rows.start : base + rows.stop] for side in (self._arena.key, self._arena.value)]
+        return pieces
+
 
 def _added(run: HistoryRun) -> slice:
-    return slice(run.slot_start + run.rows, run.slot_start + run.rows + run.added)
+    return slice(run.first + run.rows, run.first + run.rows + run.added)
 
 
 def _whole(run: HistoryRun) -> slice:
-    return slice(run.slot_start, run.slot_start + run.rows + run.added)
-
-
-def _pieces(rows: Rows, runs: tuple[HistoryRun, ...], part: Callable[[HistoryRun], slice]) -> list[torch.Tensor]:
-    return [tensor[part(run)] for run in runs for tensor in (rows.key, rows.value)]
+    return slice(run.first, run.first + run.rows + run.added)
 
 
 class ResidentRoute(Route):
     """``--residency full``: every context's history stays in a region of its own in each layer."""
 
-    def __init__(self, device: Device, pool: DevicePool) -> None:
-        super().__init__(device)
-        self._layers = pool.layers
-
     def attend(
         self, live: LiveStep, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Append and attend in place."""
-        return self._call(live, self._layers[layer], query, key, value, scale)
+        return self._call(live, live.layers[layer], query, key, value, scale)
 
 
 class StagedRoute(Route):
@@ -116,45 +134,55 @@ class StagedRoute(Route):
         transport: Transport,
         host: HostPool,
         pool: DevicePool,
+        addresses: Addresses,
+        fit: Fit,
         next_step: Callable[[], PackedStep | None],
     ) -> None:
-        super().__init__(transport.device)
+        super().__init__(transport.device, pool, addresses)
         self._transport = transport
         self._host = host
-        self._slots = pool.slots
+        self._fit = fit
         self._next_step = next_step
         self._layers = len(host.layers)
         self._ahead = min(SLOTS, self._layers)
         self._leases: dict[tuple[int, int], Lease] = {}
-        self._row_bytes = 2 * pool.arena.key[:1].nbytes
+        self.row_bytes = 2 * pool.arena.key[:1].nbytes
 
     def prepare(self, packed: PackedStep) -> None:
         """Begin the copies of a step's first layers, as many as there are slots."""
         for layer in range(self._ahead):
             self._stage(packed, layer)
 
+    def locate(self, packed: PackedStep, tensors: StepTensors) -> tuple[LayerAddress, ...]:
+        """As the leases of the step's first layers have it: slots are taken in turn."""
+        return self._addresses.of(packed, tensors, self._lease(packed, 0).slot)
+
     def attend(
         self, live: LiveStep, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """One staged layer, from the wait for its copy to the start of the copy two layers on."""
-        packed, transport = live.packed, self._transport
-        lease = self._leases.pop((packed.step, layer), None)
-        if lease is None:
-            raise InvariantError(f"layer {layer} of step {packed.step} is attended without a lease")
-        slot = self._slots[lease.slot]
+        """One staged layer, from the wait for its copies to the start of the copies two layers on."""
+        packed, transport, where = live.packed, self._transport, live.layers[layer]
+        lease = self._lease(packed, layer)
+        del self._leases[packed.step, layer]
+        if self._fit.slot_first(lease.slot) != where.slot_first:
+            raise InvariantError(f"layer {layer} of step {packed.step} is staged in slot {lease.slot}, out of turn")
         transport.before_attention(lease)
-        out = self._call(live, slot, query, key, value, scale)
+        out = self._call(live, where, query, key, value, scale)
+        if packed.captures:
+            work = self._keep(packed, where)
+            self.device.launch(self._compute, work.fn, work.reads, work.writes, "keep whole pages")
         consumed = transport.attended(lease)
-        transport.write_back(
-            lease,
-            packed.contexts,
-            packed.tail,
-            self._write_back(live, layer, slot),
-            nbytes=packed.tokens * self._row_bytes,
-        )
+        work = self._write_back(live, layer, where)
+        transport.write_back(lease, packed.contexts, packed.tail, work, nbytes=packed.tokens * self.row_bytes)
         transport.seal(lease, packed.tail, consumed)
         self._stage_ahead(packed, layer + self._ahead)
         return out
+
+    def _lease(self, packed: PackedStep, layer: int) -> Lease:
+        lease = self._leases.get((packed.step, layer))
+        if lease is None:
+            raise InvariantError(f"layer {layer} of step {packed.step} is attended without a lease")
+        return lease
 
     def _stage_ahead(self, packed: PackedStep, layer: int) -> None:
         if layer < self._layers:
@@ -165,25 +193,62 @@ class StagedRoute(Route):
             self._stage(following, layer - self._layers)
 
     def _stage(self, packed: PackedStep, layer: int) -> None:
-        slot = self._slots[self._transport.next_slot]
-        key, value = self._host.layers[layer].key, self._host.layers[layer].value
+        slot, pages = self._fit.slot_first(self._transport.next_slot), self._fit.layer_first(layer)
+        arena, host = self._arena, self._host.layers[layer]
         copies = []
         for run, owner in zip(packed.runs, packed.contexts.owners, strict=True):
-            if run.rows:
-                start, end = run.slot_start, run.slot_start + run.rows
-                copies.append((slot.key[start:end], key[run.segment, : run.rows], owner))
-                copies.append((slot.value[start:end], value[run.segment, : run.rows], owner))
-        lease = self._transport.stage(packed.step, layer, packed.contexts, copies)
+            base = run.first + (pages if run.in_place else slot)
+            for start, end in run.placement.copies:
+                copies.append((arena.key[base + start : base + end], host.key[run.segment, start:end], owner))
+                copies.append((arena.value[base + start : base + end], host.value[run.segment, start:end], owner))
+        retained = self._materialise(packed, slot, pages) if packed.retained else None
+        lease = self._transport.stage(packed.step, layer, packed.contexts, copies, retained)
         self._leases[packed.step, layer] = lease
 
-    def _write_back(self, live: LiveStep, layer: int, slot: Rows) -> Work:
-        """One gather from the slot and one scatter into the mapped host rows, K and V each."""
-        target = self._host.device_rows[layer]
-        source_rows, target_rows = live.tensors["rows"], live.tensors["host_rows"]
+    def _materialise(self, packed: PackedStep, slot: int, pages: int) -> Work:
+        """Retained pages to their places in the slot."""
+        return self._moves(
+            [
+                (pages + place, slot + run.first + first, rows)
+                for run in packed.runs
+                for first, place, rows in run.placement.retained
+            ]
+        )
+
+    def _keep(self, packed: PackedStep, where: LayerAddress) -> Work:
+        """Pages that this step made whole, from the slot to where they are kept."""
+        return self._moves(
+            [
+                (where.slot_first + run.first + first, where.page_first + place, rows)
+                for run in packed.runs
+                for first, place, rows in run.placement.captures
+            ]
+        )
+
+    def _moves(self, moves: Sequence[tuple[int, int, int]]) -> Work:
+        """Rows of the arena from one place in it to another, (from, to, how many) each."""
+        arena = self._arena
+
+        def move() -> None:
+            for source, target, rows in moves:
+                arena.key[target : target + rows].copy_(arena.key[source : source + rows])
+                arena.value[target : target + rows].copy_(arena.value[source : source + rows])
+
+        if not self._checked:
+            return Work(move)
+        sides = (arena.key, arena.value)
+        reads = [side[source : source + rows] for source, _, rows in moves for side in sides]
+        writes = [side[target : target + rows] for _, target, rows in moves for side in sides]
+        return Work(move, reads, writes)
+
+    def _write_back(self, live: LiveStep, layer: int, where: LayerAddress) -> Work:
+        """One gather from the arena and one scatter into the mapped host rows, K and V each."""
+        arena, target = self._arena, self._host.device_rows[layer]
+        source_rows, target_rows = where.rows, live.tensors["host_rows"]
 
         def scatter() -> None:
-            target.key.index_copy_(0, target_rows, slot.key.index_select(0, source_rows))
-            target.value.index_copy_(0, target_rows, slot.value.index_select(0, source_rows))
+            target.key.index_copy_(0, target_rows, arena.key.index_select(0, source_rows))
+            target.value.index_copy_(0, target_rows, arena.value.index_select(0, source_rows))
 
         if not self._checked:
             return Work(scatter)
@@ -192,4 +257,4 @@ class StagedRoute(Route):
         writes = [
             tensor[run.segment, run.rows : run.rows + run.added] for run in runs for tensor in (host.key, host.value)
         ]
-        return Work(scatter, _pieces(slot, runs, _added), writes)
+        return Work(scatter, self._pieces(where, runs, _added), writes)

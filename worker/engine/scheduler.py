@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from common.errors import InvariantError
 from worker.engine.fit import Fit, rounded_up
 from worker.engine.page_leases import HostPage
+from worker.engine.retention import Placement, Retention
 from worker.engine.segments import SegmentBook
 from worker.structures import Request
 
@@ -79,6 +80,8 @@ class StepPlan:
 
     step: int
     shares: tuple[Share, ...]
+    placements: tuple[Placement, ...] = ()
+    """Where the history of each share's context is; empty when nothing is retained."""
 
     @property
     def rows(self) -> int:
@@ -88,10 +91,11 @@ class StepPlan:
 class Scheduler:
     """Waiting, running and ending contexts. One thread, the engine's."""
 
-    def __init__(self, fit: Fit, chunk_tokens: int, segments: SegmentBook) -> None:
+    def __init__(self, fit: Fit, chunk_tokens: int, segments: SegmentBook, retention: Retention | None = None) -> None:
         self._fit = fit
         self._chunk = chunk_tokens
         self.segments = segments
+        self.retention = retention
         self.waiting: deque[Context] = deque()
         self.running: list[Context] = []
         self._numbers = 0
@@ -121,27 +125,32 @@ class Scheduler:
 
     def landed(self, plan: StepPlan) -> None:
         """A step's work is over on the device, its leases are retired: ended contexts give their segments back."""
+        if self.retention is not None:
+            self.retention.pool.landed(plan.step)
         for share in plan.shares:
             share.context.in_flight -= 1
             if share.context.in_flight < 0:
                 raise InvariantError(f"context {share.context.number} landed more often than it was planned")
 
-    def reclaim(self) -> None:
-        """Take back the segments of ended contexts that no work can touch any more (L8)."""
+    def reclaim(self, step: int) -> None:
+        """Before ``step`` is planned: segments and device pages of ended contexts that no work can touch any
+        more are taken back (L8)."""
         left = []
         for context in self.running:
             page = context.page
             if context.ended and not context.in_flight and page is not None and self.segments.may_recycle(page):
                 self.segments.give_back(page)
                 context.page = None
+                if self.retention is not None:
+                    self.retention.leave(context.number, step)
             else:
                 left.append(context)
         self.running = left
 
     def plan(self, step: int) -> tuple[StepPlan | None, list[Context]]:
         """The next step and who was admitted for it; None when nobody has a row to compute."""
-        self.reclaim()
-        admitted = self._admit()
+        self.reclaim(step)
+        admitted = self._admit(step)
         shares = [self._decode(context) for context in self.running if self._decodes(context)]
         budget = max(1, self._chunk - len(shares))
         for context in self.running:
@@ -154,11 +163,19 @@ class Scheduler:
         if not shares:
             return None, admitted
         shares.sort(key=lambda share: share.page.index)
-        return StepPlan(step, tuple(shares)), admitted
+        return StepPlan(step, tuple(shares), self._place(shares, step)), admitted
+
+    def _place(self, shares: list[Share], step: int) -> tuple[Placement, ...]:
+        if self.retention is None:
+            return ()
+        place = self.retention.place
+        return tuple(place(share.context.number, share.start, share.rows, step) for share in shares)
 
     def check(self) -> None:
         """Raise unless contexts and segments agree."""
         self.segments.check()
+        if self.retention is not None:
+            self.retention.check()
         if len({context.number for context in self.running}) != len(self.running):
             raise InvariantError("a context runs twice")
         if self.segments.held != len(self.running) or any(context.page is None for context in self.running):
@@ -175,11 +192,11 @@ class Scheduler:
     def _reserved(self, contexts: Iterable[Context]) -> int:
         return sum(self._reservation(context) for context in contexts)
 
-    def _admit(self) -> list[Context]:
+    def _admit(self, step: int) -> list[Context]:
         admitted: list[Context] = []
         while self.waiting:
             context = self.waiting[0]
-            reason = self._must_wait(context)
+            reason = self._must_wait(context, step)
             if reason:
                 self.waits[reason[0]] += 1
                 context.waits = reason[1]
@@ -191,13 +208,19 @@ class Scheduler:
             admitted.append(context)
         return admitted
 
-    def _must_wait(self, context: Context) -> tuple[str, str] | None:
+    def _must_wait(self, context: Context, step: int) -> tuple[str, str] | None:
         if not self.segments.free:
             return "segments", f"all {self.segments.count} segments of the host pool are owned"
         free = self._fit.slot_rows - self._reserved(self.running)
         need = self._reservation(context)
         if self._fit.slot_rows and need > free:
             return "slot rows", f"needs {need} rows of a staging slot, {free} of {self._fit.slot_rows} are free"
+        if self.retention is not None:
+            words = self.retention.admit(
+                context.number, context.prompt_tokens + context.request.sampling.max_tokens, step
+            )
+            if words is not None:
+                return "device pages", words
         return None
 
     @staticmethod

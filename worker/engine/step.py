@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from worker.engine.fit import Fit, rounded_up
 from worker.engine.page_leases import ContextSet
+from worker.engine.retention import Placement, streamed
 from worker.engine.sampling import uniform
 from worker.engine.scheduler import Share, StepPlan
 
@@ -22,37 +23,48 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistoryRun:
-    """One context's history of a layer: ``rows`` rows from the start of its segment, to ``slot_start`` in the slot."""
+    """One context's history of a layer: ``rows`` rows from row ``first`` of the slot, or of the layer's pages, on."""
 
     segment: int
-    slot_start: int
+    first: int
     rows: int
     added: int
     """New rows of this step, right behind them."""
+    placement: Placement
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it lies in the layer's pages."""
+        return self.placement.home is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedStep:
     """A step as arrays, T new rows of B contexts of which S sample.
 
-    Rows count from the start of a slot (staged) or of a layer's resident region (``--residency full``), host rows from
-    the start of a layer in the host pool.
+    Rows count from the start of a slot, or of a layer's pages where ``in_place`` is 1; host rows from the start of a
+    layer in the host pool.
     """
 
     plan: StepPlan
     contexts: ContextSet
     runs: tuple[HistoryRun, ...]
     longs: dict[str, Longs]
-    """``positions``, ``rows``, ``host_rows`` (T,); ``prompt_to``, ``prompt_from`` (prompt rows,); ``last_to``,
-    ``last_from`` (decode rows,); ``sample_rows``, ``sample_segments``, ``top_k`` (S,)."""
+    """``positions``, ``rows``, ``host_rows``, ``rows_in_place`` (T,); ``prompt_to``, ``prompt_from``
+    (prompt rows,); ``last_to``, ``last_from`` (decode rows,); ``sample_rows``, ``sample_segments``, ``top_k`` (S,)."""
     ints: dict[str, Ints]
-    """``query_starts``, ``history_starts`` (B + 1,), ``lengths`` (B,)."""
+    """``query_starts``, ``history_starts``, ``in_place`` (B + 1,), ``lengths`` (B,)."""
     floats: dict[str, Floats]
     """``temperature``, ``top_p``, ``chance`` (S,); empty when every row is greedy."""
     longest_query: int
     longest_history: int
     tail: tuple[tuple[int, int], ...]
     """How far each context's rows reach after this step, (context, rows): what its leases are sealed with (L3)."""
+
+    retained: bool = False
+    """Whether any context has pages to be materialised."""
+    captures: bool = False
+    """Whether any context's pages are kept after attention."""
 
     @property
     def step(self) -> int:
@@ -71,7 +83,31 @@ class PackedStep:
     @property
     def staged_rows(self) -> int:
         """Rows of history a layer needs from the host."""
-        return sum(run.rows for run in self.runs)
+        return sum(end - start for run in self.runs for start, end in run.placement.copies)
+
+    @property
+    def hit_rows(self) -> int:
+        """Rows of history a layer finds on the device (H3)."""
+        return sum(run.placement.hit_rows for run in self.runs)
+
+
+def _starts(plan: StepPlan, fit: Fit) -> tuple[tuple[Placement, ...], Longs]:
+    """Where each context's history is, and its first row; behind the last, where the rows end."""
+    if not fit.slot_rows:
+        homes = [share.page.index * fit.context_rows for share in plan.shares]
+        placements = tuple(
+            Placement(home, (), hit_rows=share.start) for home, share in zip(homes, plan.shares, strict=True)
+        )
+        return placements, np.array([*homes, homes[-1] + fit.context_rows], np.int64)
+    placements = plan.placements or tuple(streamed(share.start) for share in plan.shares)
+    starts, at = [], 0
+    for share, placement in zip(plan.shares, placements, strict=True):
+        if placement.home is None:
+            starts.append(at)
+            at += rounded_up(share.start + share.rows, fit.page_rows)
+        else:
+            starts.append(placement.home)
+    return placements, np.array([*starts, at], np.int64)
 
 
 def pack(plan: StepPlan, fit: Fit) -> PackedStep:
@@ -82,11 +118,8 @@ def pack(plan: StepPlan, fit: Fit) -> PackedStep:
     added = np.array([share.rows for share in shares], np.int64)
     query_starts = np.concatenate(([0], np.cumsum(added)))
     lengths = starts + added
-    if fit.slot_rows:
-        regions = [rounded_up(int(length), fit.page_rows) for length in lengths]
-        history_starts = np.concatenate(([0], np.cumsum(regions)))
-    else:
-        history_starts = np.append(segments, segments[-1] + 1) * fit.context_rows
+    placements, history_starts = _starts(plan, fit)
+    in_place = np.array([placement.home is not None for placement in placements])
     positions = np.repeat(starts - query_starts[:-1], added) + np.arange(query_starts[-1])
     offsets = np.array([share.context.offset for share in shares], np.int64)
     prompt = np.repeat([share.prompt for share in shares], added)
@@ -98,6 +131,7 @@ def pack(plan: StepPlan, fit: Fit) -> PackedStep:
         "positions": positions,
         "rows": np.repeat(history_starts[:-1], added) + positions,
         "host_rows": np.repeat(segments * fit.context_rows, added) + positions,
+        "rows_in_place": np.repeat(in_place, added),
         "prompt_to": prompt_to,
         "prompt_from": (np.repeat(offsets, added) + positions)[prompt_to],
         "last_to": np.flatnonzero(~prompt),
@@ -105,7 +139,12 @@ def pack(plan: StepPlan, fit: Fit) -> PackedStep:
         "sample_rows": last_rows[samples],
         "sample_segments": segments[samples],
     }
-    ints = {"query_starts": query_starts, "history_starts": history_starts, "lengths": lengths}
+    ints = {
+        "query_starts": query_starts,
+        "history_starts": history_starts,
+        "lengths": lengths,
+        "in_place": np.append(in_place, False),
+    }
     settings = [share.context.request.sampling for share in sampling]
     floats: dict[str, Floats] = {}
     if any(setting.temperature > 0 for setting in settings):
@@ -117,7 +156,7 @@ def pack(plan: StepPlan, fit: Fit) -> PackedStep:
             "chance": np.array(chance, np.float32),
         }
     runs = tuple(
-        HistoryRun(share.page.index, int(history_starts[index]), share.start, share.rows)
+        HistoryRun(share.page.index, int(history_starts[index]), share.start, share.rows, placements[index])
         for index, share in enumerate(shares)
     )
     return PackedStep(
@@ -130,4 +169,6 @@ def pack(plan: StepPlan, fit: Fit) -> PackedStep:
         longest_query=int(added.max()),
         longest_history=int(lengths.max()),
         tail=tuple((share.context.number, share.start + share.rows) for share in shares),
+        retained=any(placement.retained for placement in placements),
+        captures=any(placement.captures for placement in placements),
     )

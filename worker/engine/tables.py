@@ -16,12 +16,11 @@ import torch
 from common.errors import InvariantError
 from common.limits import STEP_TABLES_COUNT
 from worker.engine.device import Device, Event, QueueName
-from worker.engine.kernels import Spans
 from worker.engine.sampler import Chances
 from worker.engine.step import PackedStep
 
-_ROW_TABLES = 5
-_CONTEXT_TABLES = 11
+_ROW_TABLES = 6
+_CONTEXT_TABLES = 12
 """At most so many arrays of one 8-byte word a row, or a context, are in one step (``step.PackedStep``)."""
 _PADDING_WORDS = 64
 
@@ -42,7 +41,6 @@ class StepTensors:
     """A step's arrays on the device; names as in ``PackedStep``. Private to the step: nothing overwrites them."""
 
     arrays: dict[str, torch.Tensor]
-    spans: Spans
     chances: Chances | None
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -97,17 +95,7 @@ class Tables:
         chances = None
         if packed.floats:
             chances = Chances(arrays["temperature"], arrays["top_p"], arrays["chance"], arrays["top_k"])
-        spans = Spans(
-            packed.ints["query_starts"].tolist(),
-            packed.ints["history_starts"].tolist(),
-            packed.ints["lengths"].tolist(),
-            arrays["query_starts"],
-            arrays["history_starts"],
-            arrays["lengths"],
-            packed.longest_query,
-            packed.longest_history,
-        )
-        return StepTensors(arrays, spans, chances)
+        return StepTensors(arrays, chances)
 
     def tokens(self, upload: Upload, count: int) -> torch.Tensor:
         """Where the host will read the step's sampled tokens: (count,) int64, pinned."""

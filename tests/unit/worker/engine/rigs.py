@@ -14,9 +14,11 @@ import torch
 import transformers
 
 from common.config import EngineSettings
+from worker.engine.admission import PagePool
 from worker.engine.lanes import Temperament
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel, from_config
+from worker.engine.retention import Retention
 from worker.engine.virtual_device import VirtualDevice
 from worker.structures import Finished, Sampling
 
@@ -59,6 +61,7 @@ def settings(**changes: Any) -> EngineSettings:
         "context_tokens": CONTEXT,
         "page_tokens": PAGE,
         "chunk_tokens": 8,
+        "retain": "off",
     }
     return EngineSettings(**(fields | changes))
 
@@ -155,7 +158,7 @@ def run(
 def at_rest(local: LocalEngine) -> None:
     """Nothing is held once nothing runs: segments, leases, events, ring entries, answers."""
     engine = local.engine
-    engine.scheduler.reclaim()
+    engine.scheduler.reclaim(engine.steps)
     engine.check()
     assert engine.scheduler.idle
     assert engine.scheduler.segments.held == 0
@@ -186,3 +189,12 @@ def expected(loaded: LoadedModel, ids: list[int], tokens: int) -> list[int]:
         pad_token_id=0,
     )
     return out[0, len(ids) :].tolist()
+
+
+def retaining(pages: int, target: int = 0, burst: int = 0) -> Callable[[LocalEngine], None]:
+    """For ``prepare``: history is kept in so few pages; the smallest pool that settings allow holds far more."""
+
+    def prepare(local: LocalEngine) -> None:
+        local.engine.scheduler.retention = Retention(PagePool(pages, target, burst), PAGE)
+
+    return prepare

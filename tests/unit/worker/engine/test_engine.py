@@ -93,8 +93,8 @@ def _stale_row(route: StagedRoute) -> None:
     """One row of layer 1 never reaches the host: from then on a stale row is staged."""
     original = route._write_back
 
-    def write_back(live, layer, slot):  # type: ignore[no-untyped-def]
-        work = original(live, layer, slot)
+    def write_back(live, layer, where):  # type: ignore[no-untyped-def]
+        work = original(live, layer, where)
         if layer != 1 or live.packed.step != 3:
             return work
         target, index = route._host.device_rows[layer], live.tensors["host_rows"][:1]
@@ -129,10 +129,11 @@ def _wrong_layer(route: StagedRoute) -> None:
     """Attention reads the other slot, which holds another layer."""
     original = route._call
 
-    def call(live, rows, *rest):  # type: ignore[no-untyped-def]
+    def call(live, where, *rest):  # type: ignore[no-untyped-def]
         if live.packed.step == 5:
-            rows = next(slot for slot in route._slots if slot is not rows)
-        return original(live, rows, *rest)
+            layers = live.layers
+            where = next(other for other in layers if other.slot_first != where.slot_first)
+        return original(live, where, *rest)
 
     route._call = call  # type: ignore[method-assign]
 

@@ -149,6 +149,6 @@ def test_any_life_keeps_the_books_and_computes_each_row_once(
         behind = plan
         if plan is None and not arrivals and rules.idle:
             break
-    rules.reclaim()
+    rules.reclaim(step + 1)
     assert rules.idle
     assert rules.segments.free == segments

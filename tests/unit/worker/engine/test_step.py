@@ -31,7 +31,7 @@ def test_rows_in_a_slot_lie_back_to_back_in_whole_pages() -> None:
     assert step.longs["rows"].tolist() == [9, 16, 17, 18]
     assert step.longs["host_rows"].tolist() == [9, 36, 37, 38]
     assert step.longs["positions"].tolist() == [9, 4, 5, 6]
-    assert [(run.segment, run.slot_start, run.rows, run.added) for run in step.runs] == [(0, 0, 9, 1), (2, 12, 4, 3)]
+    assert [(run.segment, run.first, run.rows, run.added) for run in step.runs] == [(0, 0, 9, 1), (2, 12, 4, 3)]
     assert step.tail == ((1, 10), (2, 7))
 
 

@@ -1,0 +1,94 @@
+"""shell: where a step's rows lie in the arena, layer by layer: made once a step from the packed rows, on the device.
+
+A layer's staging slot and a layer's pages begin at rows that are known at start; a context's place within them is the
+same in every layer: one small sum a step gives all layers' addresses, and a layer costs no host time of its own.
+Knows no queue: the sums run on the current one, over tensors that are private to the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from worker.engine.device import Device
+from worker.engine.fit import SLOTS, Fit
+from worker.engine.kernels import Spans
+from worker.engine.step import Longs, PackedStep
+from worker.engine.tables import StepTensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerAddress:
+    """One layer of one step. ``rows`` (T,) int64: the arena rows of the new rows; ``spans`` for the attention call."""
+
+    slot_first: int
+    """Arena row at which its slot begins; 0 with ``--residency full``."""
+    page_first: int
+    """Arena row at which its pages begin."""
+    rows: torch.Tensor
+    spans: Spans
+
+
+class Addresses:
+    """Of one engine. ``of`` on the engine's thread."""
+
+    def __init__(self, device: Device, fit: Fit, layers: int) -> None:
+        self._cuda = device.torch_device.type == "cuda"
+        self._layers = layers
+        pages = [fit.layer_first(layer) for layer in range(layers)]
+        slots = [[fit.slot_first((first + layer) % SLOTS) for layer in range(layers)] for first in range(SLOTS)]
+        self._firsts = np.array([*slots, pages], np.int64)
+        where = device.torch_device
+        self._long = torch.tensor(self._firsts, device=where)[:, :, None]
+        self._int = self._long.int()
+
+    def of(self, packed: PackedStep, tensors: StepTensors, first_slot: int) -> tuple[LayerAddress, ...]:
+        """Each layer's addresses, when the step's first layer is staged in ``first_slot`` and the others in turn."""
+        in_place = [run.in_place for run in packed.runs]
+        starts = self._sum(self._int, tensors["history_starts"], tensors["in_place"], first_slot, in_place)
+        rows = self._sum(self._long, tensors["rows"], tensors["rows_in_place"], first_slot, in_place)
+        slots, pages = self._firsts[first_slot], self._firsts[SLOTS]
+        hosts = self._host_starts(packed, slots, pages)
+        host_queries = () if self._cuda else packed.ints["query_starts"].tolist()
+        host_lengths = () if self._cuda else packed.ints["lengths"].tolist()
+        return tuple(
+            LayerAddress(
+                int(slots[layer]),
+                int(pages[layer]),
+                rows[layer],
+                Spans(
+                    host_queries,
+                    hosts[layer],
+                    host_lengths,
+                    tensors["query_starts"],
+                    starts[layer],
+                    tensors["lengths"],
+                    packed.longest_query,
+                    packed.longest_history,
+                ),
+            )
+            for layer in range(self._layers)
+        )
+
+    def _sum(
+        self, firsts: torch.Tensor, rows: torch.Tensor, mixed: torch.Tensor, first_slot: int, in_place: list[bool]
+    ) -> tuple[torch.Tensor, ...]:
+        """(layers,) of ``rows``, counted from the arena's start."""
+        slots, pages = firsts[first_slot], firsts[SLOTS]
+        if not any(in_place):
+            return (rows + slots).unbind(0)
+        if all(in_place):
+            return (rows + pages).unbind(0)
+        return (rows + torch.where(mixed.bool(), pages, slots)).unbind(0)
+
+    def _host_starts(self, packed: PackedStep, slots: Longs, pages: Longs) -> list[list[int]]:
+        """The same as lists, for a CPU's kernel; empty on CUDA."""
+        if self._cuda:
+            return [[]] * self._layers
+        place = packed.ints["in_place"].astype(bool)
+        found: list[list[int]] = (
+            packed.ints["history_starts"] + np.where(place[None], pages[:, None], slots[:, None])
+        ).tolist()
+        return found

@@ -1,0 +1,168 @@
+"""rules: H1 and H3: which rows of a step's history are on the device already, which come over the link, and where to.
+
+A context whose pages are a run for its whole history is attended there, in place: a step copies nothing of it, or what
+its run lacks yet. Any other one is attended in a slot: its retained pages (the sink and the newest) are materialised
+there device to device beside the copy of what is missing, and pages that a step completes are kept (*captured*) as A3
+allows. ``place`` is called once a step, when it is planned. Knows no bytes and no queue: rows only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from common.errors import InvariantError
+from worker.engine.admission import Account, PagePool
+
+Range = tuple[int, int]
+"""First row and the row past the last, of a context's history."""
+Move = tuple[int, int, int]
+"""First row of the history, first row in a layer's page rows, how many rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one context's history is for one step. ``home`` is the first of its rows in each layer's page rows, None in
+    a slot."""
+
+    home: int | None
+    copies: tuple[Range, ...]
+    """Rows that come over the link."""
+    retained: tuple[Move, ...] = ()
+    """Rows materialised from pages into the slot."""
+    captures: tuple[Move, ...] = ()
+    """Rows kept in pages once attention has run over the slot."""
+    hit_rows: int = 0
+    """Rows of the history that were on the device: attended in place or materialised (H3)."""
+
+
+def streamed(rows: int) -> Placement:
+    """Nothing is retained: all rows come over the link into a slot."""
+    return Placement(None, ((0, rows),) if rows else ())
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """What of a context's pages is valid: ``resident`` rows from the start of its run, or whole ``captured`` pages."""
+
+    account: Account
+    resident: int = 0
+    captured: set[int] = field(default_factory=set)
+    in_order: bool = False
+    """Whether ``resident`` counts rows of the account's present run."""
+    tried: int = -1
+
+
+class Retention:
+    """One engine's. ``need_rows`` of a context is its longest possible history. One thread."""
+
+    def __init__(self, pool: PagePool, page_rows: int) -> None:
+        self.pool = pool
+        self._page = page_rows
+        self._holdings: dict[int, Holding] = {}
+
+    def admit(self, number: int, need_rows: int, step: int) -> str | None:
+        """Give it its first pages; or why it waits (``PagePool.admit``)."""
+        reason = self.pool.admit(number, -(-need_rows // self._page), step)
+        account = self.pool.account(number)
+        if reason is None and account is not None:
+            self._holdings[number] = Holding(account)
+        return reason
+
+    def leave(self, number: int, step: int) -> None:
+        """The context is over."""
+        if self._holdings.pop(number, None) is not None:
+            self.pool.leave(number, step)
+
+    def place(self, number: int, start: int, rows: int, step: int) -> Placement:
+        """The context computes ``rows`` new rows from ``start`` on in this step: where its history is."""
+        holding = self._holdings[number]
+        account = holding.account
+        account.last_active = step
+        if account.home is None:
+            if holding.in_order:
+                self._no_longer_whole(holding)
+            if holding.tried != self.pool.sequence:
+                self.pool.take_whole(account, step)
+                holding.tried = self.pool.sequence
+        if account.home is not None and self._may_begin(holding):
+            return self._in_place(holding, account.home, start, rows)
+        return self._in_slot(holding, start, rows, step)
+
+    def check(self) -> None:
+        """Raise unless the pool's books agree and nothing counts as valid that is not held."""
+        self.pool.check()
+        for number, holding in self._holdings.items():
+            if self.pool.account(number) is not holding.account:
+                raise InvariantError(f"context {number} is retained without an account")
+            if not holding.in_order and holding.account.home is None and holding.captured - set(holding.account.pages):
+                lost = sorted(holding.captured - set(holding.account.pages))
+                raise InvariantError(f"pages {lost} of context {number} count as retained and are not held")
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+    def _may_begin(self, holding: Holding) -> bool:
+        """A new run is written only once no earlier holder's step may still touch it."""
+        if not holding.in_order and self.pool.cool(holding.account.pages.values()):
+            holding.in_order, holding.resident = True, 0
+            holding.captured.clear()
+        return holding.in_order
+
+    def _no_longer_whole(self, holding: Holding) -> None:
+        """Its run was broken up: full pages that it kept are retained pages from here on."""
+        full = holding.resident // self._page
+        holding.captured = {index for index in holding.account.pages if index < full}
+        holding.in_order, holding.resident = False, 0
+
+    def _in_place(self, holding: Holding, home: int, start: int, rows: int) -> Placement:
+        resident, holding.resident = holding.resident, start + rows
+        copies = ((resident, start),) if resident < start else ()
+        return Placement(home * self._page, copies, hit_rows=min(resident, start))
+
+    def _in_slot(self, holding: Holding, start: int, rows: int, step: int) -> Placement:
+        account = holding.account
+        if account.home is not None:  # its run still cools: nothing in it is valid yet
+            return streamed(start)
+        fresh = self._fill(holding, (start + rows) // self._page, step)
+        retained = self._moves(account, sorted(holding.captured))
+        holding.captured.update(fresh)
+        hit = sum(count for _, _, count in retained)
+        return Placement(None, _missing(start, retained), retained, self._moves(account, fresh), hit)
+
+    def _fill(self, holding: Holding, full: int, step: int) -> list[int]:
+        """Take pages for the sink and the newest of ``full`` whole pages (A3); the indices to capture in this step."""
+        account = holding.account
+        limit = self.pool.limit(account)
+        if full == 0 or limit == 0:
+            return []
+        if 0 not in account.pages:
+            self.pool.take(account, 0, step)
+        for index in range(full - 1, max(0, full - limit), -1):
+            if index not in account.pages and self.pool.take(account, index, step) is None:
+                break
+        pages = account.pages
+        holding.captured.intersection_update(pages)
+        fresh = pages.keys() - holding.captured
+        return sorted(index for index in fresh if index < full and self.pool.cool((pages[index],)))
+
+    def _moves(self, account: Account, indices: Sequence[int]) -> tuple[Move, ...]:
+        """Pages as moves of rows, neighbours joined."""
+        moves: list[Move] = []
+        for index in indices:
+            first, place = index * self._page, account.pages[index] * self._page
+            if moves and moves[-1][0] + moves[-1][2] == first and moves[-1][1] + moves[-1][2] == place:
+                moves[-1] = (moves[-1][0], moves[-1][1], moves[-1][2] + self._page)
+            else:
+                moves.append((first, place, self._page))
+        return tuple(moves)
+
+
+def _missing(rows: int, retained: Sequence[Move]) -> tuple[Range, ...]:
+    """What of the first ``rows`` rows is not among ``retained``, ascending."""
+    missing, at = [], 0
+    for first, _, count in retained:
+        if first > at:
+            missing.append((at, first))
+        at = first + count
+    if at < rows:
+        missing.append((at, rows))
+    return tuple(missing)
