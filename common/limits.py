@@ -152,6 +152,15 @@ STEP_TABLES_COUNT = 3
 
 EVENTS_COUNT = 2048
 """Device events of one engine: five a staged layer, two steps in flight, 128 dense layers, and room for retirement."""
+FAIR_WAIT_S = 20.0
+"""A parked context runs again within so long, at the rates believed: turns are far longer than bringing one in (2 GB
+are 40 ms), and a request is seen to move."""
+RATES_CUDA = (50e9, 4e12, 0.005)
+RATES_CPU = (5e9, 10e9, 0.01)
+"""Bytes a second of the link and of device memory, seconds of a step without history: what a plan believes at start,
+of the order that one card and one CPU showed. Each step measured corrects the first and the last."""
+QUANTUM_MIN_STEPS_COUNT = 8
+"""A turn is never shorter: several tokens for each bringing in, even where a step takes seconds."""
 DECISIONS_KEPT_MAX_COUNT = 65_536
 """Newest decisions about device pages that are kept to be explained: a few MB."""
 STAGING_SLOTS_MIN_COUNT = 2

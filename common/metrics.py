@@ -59,6 +59,13 @@ class Metrics:
         self.contexts = self._gauge("contexts", "Contexts by state", "state")
         self.leases_open = self._gauge("leases_open", "Staged layers not retired (L4)")
         self.events_held = self._gauge("events_held", "Device events in use (Q4)")
+        self.retained_hit_bytes = self._counter(
+            "retained_hit_bytes", "History bytes that a step found on the device instead of staging them (H3)"
+        )
+        self.device_pages = self._gauge("device_pages", "Pages of retained history, by state", "state")
+        self.device_pages_moved = self._counter(
+            "device_pages_moved", "Device pages that changed hands, by reason (A3, A4)", "reason"
+        )
         self.admission_waits = self._counter(
             "admission_waits", "Steps planned while the next request waited, by reason (A7)", "reason"
         )

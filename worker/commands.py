@@ -85,6 +85,15 @@ def worker(
     threads: int = typer.Option(
         0, "--threads", envvar="HAULIER_THREADS", help="Processor threads with --device cpu; 0: half the cores."
     ),
+    retain: str = typer.Option(
+        "on", "--retain", envvar="HAULIER_RETAIN", help="on keeps history in device pages that the slots leave, or off."
+    ),
+    target_pages: int = typer.Option(
+        0, "--target-pages", envvar="HAULIER_TARGET_PAGES", help="Device pages of a request by right; 0: equal shares."
+    ),
+    burst_pages: int = typer.Option(
+        0, "--burst-pages", envvar="HAULIER_BURST_PAGES", help="Pages it may borrow while free; 0: whatever is free."
+    ),
     ring_mib: int = typer.Option(64, "--ring-mib", envvar="HAULIER_RING_MIB", help="Payload of the ring."),
     metrics_port: int = typer.Option(
         0, "--metrics-port", envvar="HAULIER_METRICS_PORT", help="Serve metrics there; 0 for no port."
@@ -107,7 +116,7 @@ def worker(
             model=model or ("echo" if echo else ""), device=device, device_pages_gib=device_pages_gib,
             host_pool_gib=host_pool_gib, concurrency=concurrency, context_tokens=context_tokens, fit=fit,
             residency=residency, page_tokens=page_tokens, chunk_tokens=chunk_tokens, slot_gib=slot_gib, dtype=dtype,
-            threads=threads,
+            threads=threads, retain=retain, target_pages=target_pages, burst_pages=burst_pages,
         ),
         ring_mib=ring_mib,
         metrics_port=metrics_port,

@@ -88,6 +88,11 @@ class Figures:
         out.events_held.set(engine.events_held)
         for reason, count in engine.waits:
             out.advance(out.admission_waits.labels(reason=reason), count)
+        out.advance(out.retained_hit_bytes, engine.hit_bytes)
+        out.device_pages.labels(state="held").set(engine.pages_held)
+        out.device_pages.labels(state="free").set(engine.pages_free)
+        for reason, count in engine.pages_moved:
+            out.advance(out.device_pages_moved.labels(reason=reason), count)
         times = built.engine.step_seconds
         while times:
             out.step_seconds.observe(times.popleft())

@@ -91,3 +91,9 @@ class EngineFigures:
     contexts_waiting: int = 0
     waits: tuple[tuple[str, int], ...] = ()
     """Steps planned while the head of the queue waited, by reason."""
+    hit_bytes: int = 0
+    """History that steps found on the device."""
+    pages_held: int = 0
+    pages_free: int = 0
+    pages_moved: tuple[tuple[str, int], ...] = ()
+    """Device pages that changed hands, by reason."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from worker.engine.device import Device
@@ -17,6 +18,8 @@ from worker.engine.fit import SLOTS, Fit
 from worker.engine.kernels import Spans
 from worker.engine.step import Longs, PackedStep
 from worker.engine.tables import StepTensors
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +49,7 @@ class Addresses:
 
     def of(self, packed: PackedStep, tensors: StepTensors, first_slot: int) -> tuple[LayerAddress, ...]:
         """Each layer's addresses, when the step's first layer is staged in ``first_slot`` and the others in turn."""
-        in_place = [run.in_place for run in packed.runs]
+        in_place = packed.ints["in_place"][:-1].astype(bool)
         starts = self._sum(self._int, tensors["history_starts"], tensors["in_place"], first_slot, in_place)
         rows = self._sum(self._long, tensors["rows"], tensors["rows_in_place"], first_slot, in_place)
         slots, pages = self._firsts[first_slot], self._firsts[SLOTS]
@@ -73,13 +76,13 @@ class Addresses:
         )
 
     def _sum(
-        self, firsts: torch.Tensor, rows: torch.Tensor, mixed: torch.Tensor, first_slot: int, in_place: list[bool]
+        self, firsts: torch.Tensor, rows: torch.Tensor, mixed: torch.Tensor, first_slot: int, in_place: Bools
     ) -> tuple[torch.Tensor, ...]:
         """(layers,) of ``rows``, counted from the arena's start."""
         slots, pages = firsts[first_slot], firsts[SLOTS]
-        if not any(in_place):
+        if not in_place.any():
             return (rows + slots).unbind(0)
-        if all(in_place):
+        if in_place.all():
             return (rows + pages).unbind(0)
         return (rows + torch.where(mixed.bool(), pages, slots)).unbind(0)
 

@@ -65,6 +65,8 @@ class Account:
     last_active: int
     """The newest step planned with it."""
     pages: dict[int, int] = field(default_factory=dict)
+    fresh: set[int] = field(default_factory=set)
+    """Indices whose page is another than before, until whoever keeps what lies in them has looked and cleared this."""
     loans: int = 0
     """Pages it took beyond its target."""
     parked: bool = False
@@ -167,7 +169,8 @@ class PagePool:
         account.parked, account.last_active = False, step
         self._active += 1
         account.loans = max(0, len(account.pages) - self.target(account))
-        self._fill_floor(account, step)
+        if not self.take_whole(account, step):
+            self._fill_floor(account, step)
         return None
 
     def leave(self, number: int, step: int) -> None:
@@ -202,9 +205,9 @@ class PagePool:
             return True
         if account.parked or account.need > self.limit(account):
             return False
-        run = self._run(account.need)
+        run = self._run(account)
         while run is None and reclaim and self._reclaim_idle(account, step):
-            run = self._run(account.need)
+            run = self._run(account)
         if run is None:
             return False
         if account.pages:
@@ -212,6 +215,7 @@ class PagePool:
         pages = range(run, run + account.need)
         self._free.difference_update(pages)
         account.pages = dict(enumerate(pages))
+        account.fresh.update(account.pages)
         account.home = run
         account.loans = max(0, account.need - self.target(account))
         self._record(step, Reason.WHOLE, tuple(pages), None, account.number)
@@ -264,6 +268,7 @@ class PagePool:
     def _give(self, account: Account, index: int, page: int, reason: Reason, step: int) -> int:
         self._free.remove(page)
         account.pages[index] = page
+        account.fresh.add(index)
         self._record(step, reason, (page,), None, account.number)
         return page
 
@@ -274,6 +279,7 @@ class PagePool:
             return None
         page = account.pages.pop(oldest)
         account.pages[index] = page
+        account.fresh.add(index)
         self._cooling[page] = account.last_active
         self._record(step, reason, (page,), account.number, account.number)
         return page
@@ -318,11 +324,11 @@ class PagePool:
         self._record(step, reason, pages, account.number, to)
         return len(pages)
 
-    def _run(self, length: int) -> int | None:
-        """The first page of the smallest run of free pages that is long enough."""
+    def _run(self, account: Account) -> int | None:
+        """The first page of the smallest run, of free pages and its own, that holds its whole history."""
         best: tuple[int, int] | None = None
-        first = previous = None
-        for page in [*sorted(self._free), None]:
+        length, first, previous = account.need, None, None
+        for page in [*sorted(self._free.union(account.pages.values())), None]:
             if first is not None and previous is not None and (page is None or page != previous + 1):
                 size = previous - first + 1
                 if size >= length and (best is None or size < best[0]):

@@ -21,7 +21,15 @@ import torch
 from common import log
 from common.config import EngineSettings
 from common.errors import InvariantError
-from common.limits import ENGINE_IDLE_S, ENGINE_POLL_MAX_S, ENGINE_POLL_MIN_S, STEP_DEADLINE_S, STEPS_REPORTED_MAX_COUNT
+from common.limits import (
+    ENGINE_IDLE_S,
+    ENGINE_POLL_MAX_S,
+    ENGINE_POLL_MIN_S,
+    RATES_CPU,
+    RATES_CUDA,
+    STEP_DEADLINE_S,
+    STEPS_REPORTED_MAX_COUNT,
+)
 from common.messages import LineRef
 from ring.consumer import Consumer
 from worker.engine.addresses import Addresses
@@ -34,6 +42,7 @@ from worker.engine.host_pool import HostPool
 from worker.engine.intake import Intake
 from worker.engine.model import LoadedModel
 from worker.engine.page_leases import PageLeases
+from worker.engine.quantum import Rates
 from worker.engine.retention import Retention
 from worker.engine.routes import LiveStep, ResidentRoute, Route, StagedRoute
 from worker.engine.sampler import choose
@@ -43,6 +52,7 @@ from worker.engine.step import PackedStep, pack
 from worker.engine.stopping import Answer
 from worker.engine.tables import Tables, Upload
 from worker.engine.transport import Quarantine, Transport
+from worker.engine.turns import Turns
 from worker.engine.warmup import warm_up
 from worker.structures import EngineFigures, Finished, Request
 
@@ -98,13 +108,16 @@ class Engine:
         self._log.info("fit", model=loaded.name, residency=settings.residency, formula=list(self.fit.formula))
         self._consumer, self._on_finished, self._on_admitted, self._watch = consumer, on_finished, on_admitted, watch
         device.adopt()
-        self.steps = self.tokens = 0
+        self.steps = self.tokens = self.hit_bytes = 0
         self.step_seconds: deque[float] = deque(maxlen=STEPS_REPORTED_MAX_COUNT)
         """What each step took; whoever exports them takes them out, and without a reader the oldest go."""
         self.pages = PageLeases(self.fit.concurrency)
         self.transport = Transport(device, pages=self.pages)
         segments = SegmentBook(self.pages, self.fit.concurrency)
-        self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, self._make_retention())
+        retention = self._make_retention()
+        self.turns = Turns(self._believed(), self.fit.page_bytes(loaded.geometry), loaded.geometry.token_bytes)
+        turns = None if retention is None else self.turns
+        self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, retention, turns)
         self.pool = DevicePool(device, loaded.geometry, self.fit, loaded.dtype)
         self.host = HostPool(device, loaded.geometry, self.fit, loaded.dtype) if self.fit.slot_rows else None
         rows_max = max(settings.chunk_tokens, self.fit.concurrency + 1)
@@ -152,7 +165,10 @@ class Engine:
             behind, self._behind = self._behind, now
             if behind is not None:
                 self._land(behind)
-                self.step_seconds.append(time.monotonic() - began)
+                took = time.monotonic() - began
+                self.step_seconds.append(took)
+                if now is not None and behind.packed.tokens == len(behind.packed.plan.shares):
+                    self.turns.learn(behind.packed.staged_rows, behind.packed.hit_rows, took)
         return now is not None or behind is not None
 
     @contextmanager
@@ -201,6 +217,7 @@ class Engine:
             return None
         self._planned += 1
         packed = pack(plan, self.fit)
+        self.hit_bytes += packed.hit_rows * self.loaded.geometry.token_bytes
         return Enqueued(packed, self.tables.upload(packed))
 
     def _admit_news(self) -> None:
@@ -341,10 +358,12 @@ class Engine:
     def figures(self) -> EngineFigures:
         """As it stands; any thread may ask."""
         transport, scheduler = self.transport, self.scheduler
+        pool = scheduler.retention.pool if scheduler.retention is not None else PagePool(0)
         return EngineFigures(
             self.steps, self.tokens, transport.bytes_in, transport.bytes_back, self.device.events_held,
             transport.book.began - transport.book.retired, len(scheduler.running), len(scheduler.waiting),
-            tuple(scheduler.waits.copy().items()),
+            tuple(scheduler.waits.copy().items()), self.hit_bytes, pool.capacity - pool.free, pool.free,
+            tuple((reason.value, pages) for reason, pages in pool.moved.copy().items()),
         )  # fmt: skip
 
     # -- start and end --------------------------------------------------------------------------------------------
@@ -353,6 +372,10 @@ class Engine:
         if self.host is None:
             return ResidentRoute(self.device, self.pool, addresses)
         return StagedRoute(self.transport, self.host, self.pool, addresses, self.fit, self._next_step)
+
+    def _believed(self) -> Rates:
+        """What the rates are taken for until steps have shown them."""
+        return Rates(*(RATES_CUDA if self.device.kind == "cuda" else RATES_CPU))
 
     def _make_retention(self) -> Retention | None:
         if not self.fit.slot_rows or not self.fit.pages:

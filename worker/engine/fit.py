@@ -41,6 +41,10 @@ class Fit:
     pages: int = 0
     """Pages of history kept on the device, each of ``page_rows`` rows in every layer; behind the slots in the arena."""
 
+    def page_bytes(self, geometry: Geometry) -> int:
+        """Bytes of all retained pages."""
+        return self.pages * self.page_rows * geometry.token_bytes
+
     def slot_first(self, slot: int) -> int:
         """The arena row at which a staging slot begins."""
         return slot * self.slot_rows

@@ -79,25 +79,49 @@ class Retention:
         holding = self._holdings[number]
         account = holding.account
         account.last_active = step
-        if account.home is None:
-            if holding.in_order:
-                self._no_longer_whole(holding)
-            if holding.tried != self.pool.sequence:
-                self.pool.take_whole(account, step)
-                holding.tried = self.pool.sequence
+        self._look(holding)
+        if account.home is None and holding.tried != self.pool.sequence:
+            self.pool.take_whole(account, step)
+            holding.tried = self.pool.sequence
+            self._look(holding)
         if account.home is not None and self._may_begin(holding):
             return self._in_place(holding, account.home, start, rows)
         return self._in_slot(holding, start, rows, step)
 
+    def park(self, number: int) -> None:
+        """Its turn is over: its pages may be reclaimed as idle."""
+        self.pool.park(number)
+
+    def bring_in(self, number: int, step: int) -> str | None:
+        """Its turn comes: active from now on, in a run of idle contexts' pages if need be; or why it waits."""
+        holding = self._holdings[number]
+        if not holding.account.parked:
+            return None
+        reason = self.pool.bring_in(number, step)
+        if reason is None:
+            self.pool.take_whole(holding.account, step, reclaim=True)
+        return reason
+
+    def arrive(self, number: int, rows: int, most: int, step: int) -> Placement | None:
+        """Of a context that does not run in this step, copy at most ``most`` of its ``rows`` into its run ahead of its
+        turn; None if it has no run that may be written, or all its rows."""
+        holding = self._holdings[number]
+        self._look(holding)
+        account = holding.account
+        if account.home is None or not self._may_begin(holding) or holding.resident >= rows:
+            return None
+        account.last_active = step
+        first, holding.resident = holding.resident, min(rows, holding.resident + most)
+        return Placement(account.home * self._page, ((first, holding.resident),))
+
     def check(self) -> None:
-        """Raise unless the pool's books agree and nothing counts as valid that is not held."""
+        """Raise unless the pool's books agree and so do these."""
         self.pool.check()
         for number, holding in self._holdings.items():
             if self.pool.account(number) is not holding.account:
                 raise InvariantError(f"context {number} is retained without an account")
-            if not holding.in_order and holding.account.home is None and holding.captured - set(holding.account.pages):
-                lost = sorted(holding.captured - set(holding.account.pages))
-                raise InvariantError(f"pages {lost} of context {number} count as retained and are not held")
+            if holding.in_order and holding.resident > holding.account.need * self._page:
+                raise InvariantError(f"context {number} has {holding.resident} rows in a shorter run")
 
     # -- parts ----------------------------------------------------------------------------------------------------
     def _may_begin(self, holding: Holding) -> bool:
@@ -107,11 +131,17 @@ class Retention:
             holding.captured.clear()
         return holding.in_order
 
-    def _no_longer_whole(self, holding: Holding) -> None:
-        """Its run was broken up: full pages that it kept are retained pages from here on."""
-        full = holding.resident // self._page
-        holding.captured = {index for index in holding.account.pages if index < full}
-        holding.in_order, holding.resident = False, 0
+    def _look(self, holding: Holding) -> None:
+        """What moved since the last look holds nothing of this context any more. Of a run that was broken up, full
+        pages that it still holds are retained pages from here on."""
+        account = holding.account
+        if holding.in_order and (account.home is None or account.fresh):
+            holding.captured = set(range(holding.resident // self._page))
+            holding.in_order, holding.resident = False, 0
+        if holding.captured:
+            holding.captured.intersection_update(account.pages)
+            holding.captured.difference_update(account.fresh)
+        account.fresh.clear()
 
     def _in_place(self, holding: Holding, home: int, start: int, rows: int) -> Placement:
         resident, holding.resident = holding.resident, start + rows
@@ -139,10 +169,10 @@ class Retention:
         for index in range(full - 1, max(0, full - limit), -1):
             if index not in account.pages and self.pool.take(account, index, step) is None:
                 break
+        self._look(holding)
         pages = account.pages
-        holding.captured.intersection_update(pages)
-        fresh = pages.keys() - holding.captured
-        return sorted(index for index in fresh if index < full and self.pool.cool((pages[index],)))
+        empty = pages.keys() - holding.captured
+        return sorted(index for index in empty if index < full and self.pool.cool((pages[index],)))
 
     def _moves(self, account: Account, indices: Sequence[int]) -> tuple[Move, ...]:
         """Pages as moves of rows, neighbours joined."""

@@ -8,14 +8,17 @@ token and no clock.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from common.errors import InvariantError
 from worker.engine.fit import Fit, rounded_up
 from worker.engine.page_leases import HostPage
+from worker.engine.quantum import Quantum
 from worker.engine.retention import Placement, Retention
 from worker.engine.segments import SegmentBook
+from worker.engine.turns import Decoding
 from worker.structures import Request
 
 
@@ -75,6 +78,25 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Arrival:
+    """Rows of a context's history that are copied into its pages before its turn."""
+
+    number: int
+    page: HostPage
+    placement: Placement
+
+
+class Planner(Protocol):
+    """Who decodes when (``turns.Turns``)."""
+
+    def decide(self, step: int, decoding: Sequence[Decoding]) -> Quantum | None:
+        """None: all of them."""
+
+    def ahead_rows(self, quantum: Quantum) -> int:
+        """Rows to bring in beside one step."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
     """Who runs in one step, in ascending order of segment, so that resident history offsets only grow."""
 
@@ -82,6 +104,8 @@ class StepPlan:
     shares: tuple[Share, ...]
     placements: tuple[Placement, ...] = ()
     """Where the history of each share's context is; empty when nothing is retained."""
+    arrivals: tuple[Arrival, ...] = ()
+    """Contexts that do not run in this step and are brought in beside it (H6)."""
 
     @property
     def rows(self) -> int:
@@ -91,11 +115,19 @@ class StepPlan:
 class Scheduler:
     """Waiting, running and ending contexts. One thread, the engine's."""
 
-    def __init__(self, fit: Fit, chunk_tokens: int, segments: SegmentBook, retention: Retention | None = None) -> None:
+    def __init__(
+        self,
+        fit: Fit,
+        chunk_tokens: int,
+        segments: SegmentBook,
+        retention: Retention | None = None,
+        turns: Planner | None = None,
+    ) -> None:
         self._fit = fit
         self._chunk = chunk_tokens
         self.segments = segments
         self.retention = retention
+        self.turns = turns
         self.waiting: deque[Context] = deque()
         self.running: list[Context] = []
         self._numbers = 0
@@ -151,7 +183,8 @@ class Scheduler:
         """The next step and who was admitted for it; None when nobody has a row to compute."""
         self.reclaim(step)
         admitted = self._admit(step)
-        shares = [self._decode(context) for context in self.running if self._decodes(context)]
+        decoding, quantum = self._turn([context for context in self.running if self._decodes(context)], step)
+        shares = [self._decode(context) for context in decoding]
         budget = max(1, self._chunk - len(shares))
         for context in self.running:
             left = context.prompt_tokens - context.prefilled
@@ -163,7 +196,49 @@ class Scheduler:
         if not shares:
             return None, admitted
         shares.sort(key=lambda share: share.page.index)
-        return StepPlan(step, tuple(shares), self._place(shares, step)), admitted
+        placements = self._place(shares, step)
+        return StepPlan(step, tuple(shares), placements, self._arrivals(quantum, step)), admitted
+
+    def _turn(self, decoding: list[Context], step: int) -> tuple[list[Context], Quantum | None]:
+        """Those whose turn it is (H6); the others are parked."""
+        if self.turns is None or not decoding:
+            return decoding, None
+        quantum = self.turns.decide(
+            step, [Decoding(one.number, one.rows, one.request.sampling.max_tokens - one.sampled) for one in decoding]
+        )
+        runs = None if quantum is None else frozenset(quantum.runs)
+        chosen = [one for one in decoding if runs is None or one.number in runs]
+        if self.retention is None:
+            return chosen, quantum
+        if runs is not None:
+            coming = runs.union(quantum.following) if quantum is not None else runs
+            for one in decoding:
+                if one.number not in coming:
+                    self.retention.park(one.number)
+        return [one for one in chosen if self._brought_in(one, step)], quantum
+
+    def _brought_in(self, context: Context, step: int) -> bool:
+        reason = None if self.retention is None else self.retention.bring_in(context.number, step)
+        if reason is not None:
+            self.waits["turn"] += 1
+        context.waits = reason or ""
+        return reason is None
+
+    def _arrivals(self, quantum: Quantum | None, step: int) -> tuple[Arrival, ...]:
+        """Whose turn is next comes in beside this step, as far as the pool has room and the link time."""
+        if quantum is None or self.retention is None or self.turns is None:
+            return ()
+        left, found = self.turns.ahead_rows(quantum), []
+        for context in self.running:
+            if context.number not in quantum.following or context.ended or context.page is None or left <= 0:
+                continue
+            if not self._brought_in(context, step):
+                continue
+            placement = self.retention.arrive(context.number, context.rows, left, step)
+            if placement is not None:
+                found.append(Arrival(context.number, context.page, placement))
+                left -= placement.copies[0][1] - placement.copies[0][0]
+        return tuple(found)
 
     def _place(self, shares: list[Share], step: int) -> tuple[Placement, ...]:
         if self.retention is None:

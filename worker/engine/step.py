@@ -49,6 +49,7 @@ class PackedStep:
     plan: StepPlan
     contexts: ContextSet
     runs: tuple[HistoryRun, ...]
+    """One a share, in order; then those that are only brought in, without a row in this step."""
     longs: dict[str, Longs]
     """``positions``, ``rows``, ``host_rows``, ``rows_in_place`` (T,); ``prompt_to``, ``prompt_from``
     (prompt rows,); ``last_to``, ``last_from`` (decode rows,); ``sample_rows``, ``sample_segments``, ``top_k`` (S,)."""
@@ -158,10 +159,12 @@ def pack(plan: StepPlan, fit: Fit) -> PackedStep:
     runs = tuple(
         HistoryRun(share.page.index, int(history_starts[index]), share.start, share.rows, placements[index])
         for index, share in enumerate(shares)
-    )
+    ) + tuple(HistoryRun(one.page.index, one.placement.home or 0, 0, 0, one.placement) for one in plan.arrivals)
+    owners = (*(share.page for share in shares), *(one.page for one in plan.arrivals))
+    numbers = (*(share.context.number for share in shares), *(one.number for one in plan.arrivals))
     return PackedStep(
         plan=plan,
-        contexts=ContextSet(tuple(share.context.number for share in shares), tuple(share.page for share in shares)),
+        contexts=ContextSet(numbers, owners),
         runs=runs,
         longs={name: array.astype(np.int64, copy=False) for name, array in longs.items()},
         ints={name: array.astype(np.int32) for name, array in ints.items()},

@@ -75,7 +75,7 @@ def test_fill_order_own_free_reclaim_shrink() -> None:
     pool.take(two, 7, 3)
     assert pool.free == 0
     pool.take(two, 8, 3)
-    assert (Reason.BORROWED, 0, 1) == (pool.records[-2].reason, pool.records[-2].source, pool.records[-2].to)
+    assert (pool.records[-2].reason, pool.records[-2].source, pool.records[-2].to) == (Reason.BORROWED, 0, 1)
     assert 2 not in one.pages
     assert pool.take(two, 9, 4) is not None
     assert last(pool)[0] is Reason.SHRINK
@@ -99,7 +99,7 @@ def test_a_page_by_right_is_not_reclaimed() -> None:
 
 
 def test_reclaim_order_is_by_class_then_least_recently_active() -> None:
-    """A4, exactly: borrowed pages of the one longest not active, of the next; pages above target; idle contexts whole."""
+    """A4, exactly: borrowed pages, the one longest not active first; pages above target; idle contexts whole."""
     pool = PagePool(16)
     one, two, three = (admitted(pool, number, 5, number) for number in range(3))
     one.last_active, two.last_active, three.last_active = 7, 5, 6

@@ -1,0 +1,123 @@
+"""The plan of a quantum: against brute force on small cases, its bounds, and the measured anchors it agrees with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.limits import FAIR_WAIT_S, QUANTUM_MIN_STEPS_COUNT
+from worker.engine.quantum import Candidate, Groups, Rates, plan, step_seconds, tokens_s, turn_steps
+
+GB = 10**9
+CARD = Rates(link_bytes_s=55.5 * GB, memory_bytes_s=4_000 * GB, step_s=0.004)
+HISTORY = 2_080_000_000
+
+
+def contexts(*sizes: int, remaining: int = 256) -> list[Candidate]:
+    """Contexts with histories of so many bytes."""
+    return [Candidate(number, size, remaining) for number, size in enumerate(sizes)]
+
+
+def partitions(items: list[Candidate]) -> Iterator[list[list[Candidate]]]:
+    """Every way to cut contexts into groups."""
+    if not items:
+        yield []
+        return
+    for rest in partitions(items[1:]):
+        yield [[items[0]], *rest]
+        for index in range(len(rest)):
+            yield [*rest[:index], [items[0], *rest[index]], *rest[index + 1 :]]
+
+
+def oracle(rates: Rates, pool: int, all_: list[Candidate]) -> float:
+    """The most tokens a second that any grouping gives."""
+    return max(tokens_s(rates, pool, tuple(tuple(group) for group in cut)) for cut in partitions(all_))
+
+
+def test_plan_turns_win_where_a_history_fits_the_card() -> None:
+    """In life, W3: four histories, room for one: decoding them in turns beats streaming all ninefold, as measured."""
+    found = plan(CARD, HISTORY, contexts(*[HISTORY] * 4))
+    assert len(found.runs) == 1
+    assert found.way == "turns of 1"
+    streamed = tokens_s(CARD, HISTORY, (tuple(contexts(*[HISTORY] * 4)),))
+    assert found.tokens_s > 4 * streamed
+    assert found.other_way
+    assert found.other_tokens_s < found.tokens_s
+
+
+def test_plan_all_at_once_wins_where_everything_fits() -> None:
+    """In life: the pool holds all histories, or none at all: parking would only cost."""
+    assert plan(CARD, 4 * HISTORY, contexts(*[HISTORY] * 4)).way == "all at once"
+    assert len(plan(CARD, 0, contexts(*[1000] * 4)).runs) == 4
+
+
+def test_plan_predicts_the_anchors() -> None:
+    """Design figures of one card: four streamed 31,744-token histories of D16 take 150 ms, half retained 75 ms."""
+    four = contexts(*[HISTORY] * 4)
+    assert step_seconds(CARD, 0, four) == pytest.approx(0.150, rel=0.02)
+    assert step_seconds(CARD, 2 * HISTORY, four) == pytest.approx(0.0766, rel=0.03)
+
+
+def test_plan_of_one_context_runs_it_to_its_end() -> None:
+    """In life: nobody else waits; there is no turn to end."""
+    found = plan(CARD, 0, contexts(HISTORY, remaining=77))
+    assert (found.runs, found.steps, found.other_way) == ((0,), 77, "")
+
+
+def test_plan_gives_the_next_turn_to_who_waited_longest() -> None:
+    """In life: the cycle goes round; nobody is forgotten."""
+    four = contexts(*[HISTORY] * 4)
+    waited = [Candidate(one.number, one.nbytes, one.remaining, 40 - 10 * one.number) for one in four]
+    assert plan(CARD, HISTORY, waited).runs == (0,)
+    waited[3] = Candidate(3, HISTORY, 256, 41)
+    assert plan(CARD, HISTORY, waited).runs == (3,)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(10**8, 4 * GB), min_size=1, max_size=5),
+    pool=st.integers(0, 6 * GB),
+    remaining=st.integers(8, 5_000),
+    step_ms=st.floats(1, 50),
+)
+def test_plan_against_brute_force(sizes: list[int], pool: int, remaining: int, step_ms: float) -> None:
+    """Within a tenth of the best of all groupings; never slower than the better of streaming all and turns of one."""
+    rates = Rates(55 * GB, 4_000 * GB, step_ms / 1000)
+    all_ = contexts(*sizes, remaining=remaining)
+    found = plan(rates, pool, all_)
+    alone: Groups = tuple((one,) for one in all_)
+    assert found.tokens_s >= max(tokens_s(rates, pool, (tuple(all_),)), tokens_s(rates, pool, alone)) * (1 - 1e-9)
+    assert found.tokens_s >= 0.9 * oracle(rates, pool, all_)
+
+
+@settings(max_examples=40, deadline=None)
+@given(count=st.integers(1, 5), size=st.integers(10**8, 4 * GB), pool=st.integers(0, 9 * GB))
+def test_plan_of_equal_contexts_is_the_best_there_is(count: int, size: int, pool: int) -> None:
+    """In life: a job of documents of one length. Groups of one size, the last smaller: brute force finds no better but
+    by cutting unevenly, which gives less than a twentieth."""
+    all_ = contexts(*[size] * count)
+    assert plan(CARD, pool, all_).tokens_s >= 0.95 * oracle(CARD, pool, all_)
+
+
+@given(count=st.integers(2, 8), size=st.integers(10**8, 4 * GB), pool=st.integers(0, 9 * GB))
+def test_plan_keeps_everybody_within_the_fair_wait(count: int, size: int, pool: int) -> None:
+    """In life: a parked request runs again within the stated time, unless a least turn already takes longer."""
+    groups: Groups = tuple((one,) for one in contexts(*[size] * count, remaining=10**6))
+    steps = turn_steps(CARD, pool, groups)
+    waits = sum(steps[1:]) * step_seconds(CARD, pool, groups[0])
+    assert waits <= FAIR_WAIT_S * (1 + 1e-9) or max(steps) == QUANTUM_MIN_STEPS_COUNT
+
+
+def test_plan_rates_follow_what_is_measured() -> None:
+    """In life: the link gives 20 GB/s today, a step costs 10 ms: the belief follows, each from the steps it rules."""
+    rates = CARD
+    for _ in range(60):
+        rates = rates.learned(8 * GB, 0, 0.4)
+    assert rates.link_bytes_s == pytest.approx(20 * GB, rel=0.01)
+    for _ in range(60):
+        rates = rates.learned(0, GB, 0.01 + GB / CARD.memory_bytes_s)
+    assert rates.step_s == pytest.approx(0.01, rel=0.01)
+    assert rates.link_bytes_s == pytest.approx(20 * GB, rel=0.01)

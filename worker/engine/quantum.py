@@ -1,0 +1,163 @@
+"""rules: H6: which contexts decode in the next quantum and for how many steps, so that predicted tokens/s are highest.
+
+``plan`` is a pure function of the rates, the pool and the contexts. It weighs ways to cut the contexts into groups that
+take turns: all at once (streamed as far as the pool does not hold them), or smaller groups, each retained as far as the
+pool allows, the others parked. Parking is free, since the host is authoritative; bringing in costs the bytes once, and
+is hidden behind decoding where the pool has room for both. Nobody is parked for longer than ``FAIR_WAIT_S`` at the
+rates believed.
+Knows no clock: ``Rates.learned`` is told what a step took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from common.limits import FAIR_WAIT_S, QUANTUM_MIN_STEPS_COUNT
+
+_CUT_ANYHOW_COUNT = 8
+"""So few contexts are cut in every way that keeps their order of size: 128 ways."""
+_WEIGHT = 0.2
+"""Of the newest measurement in a rate: about the last ten steps count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the machine is believed to do. ``step_s``: a step's cost that no history adds to (weights, launches)."""
+
+    link_bytes_s: float
+    memory_bytes_s: float
+    step_s: float
+
+    def seconds(self, staged: float, hit: float) -> float:
+        """A step that stages so many bytes over the link and finds ``hit`` on the device: link and compute overlap."""
+        return max(staged / self.link_bytes_s, self.step_s + (staged + hit) / self.memory_bytes_s)
+
+    def learned(self, staged: float, hit: float, measured_s: float) -> Rates:
+        """After a step took ``measured_s``: the rate that ruled it moves towards what was seen."""
+        attention = (staged + hit) / self.memory_bytes_s
+        if staged and staged / self.link_bytes_s >= self.step_s + attention:
+            seen = staged / measured_s
+            return replace(self, link_bytes_s=self.link_bytes_s + _WEIGHT * (seen - self.link_bytes_s))
+        seen = max(0.0, measured_s - attention)
+        return replace(self, step_s=self.step_s + _WEIGHT * (seen - self.step_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A context that could decode. ``nbytes`` of history; ``waited_steps`` since it last ran."""
+
+    number: int
+    nbytes: int
+    remaining: int
+    """Tokens it still expects to give."""
+    waited_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quantum:
+    """Who decodes for ``steps`` steps, what that is predicted to give, and the best other way (H6)."""
+
+    runs: tuple[int, ...]
+    steps: int
+    way: str
+    step_s: float
+    tokens_s: float
+    other_way: str = ""
+    other_tokens_s: float = 0.0
+    following: tuple[int, ...] = ()
+    """Who is to decode after it: brought in meanwhile, as far as the pool has room."""
+
+
+Groups = tuple[tuple[Candidate, ...], ...]
+
+
+def step_seconds(rates: Rates, pool_bytes: int, group: Sequence[Candidate]) -> float:
+    """One step of a group, the pool holding as much of it as fits."""
+    total = sum(one.nbytes for one in group)
+    hit = min(total, pool_bytes)
+    return rates.seconds(total - hit, hit)
+
+
+def turn_steps(rates: Rates, pool_bytes: int, groups: Groups) -> list[int]:
+    """Steps of each group's turn: as long as fairness allows, since each turn costs its bringing in."""
+    if len(groups) == 1:
+        return [max(one.remaining for one in groups[0])]
+    share = FAIR_WAIT_S / (len(groups) - 1)
+    steps = []
+    for group in groups:
+        fair = int(share / step_seconds(rates, pool_bytes, group))
+        steps.append(max(QUANTUM_MIN_STEPS_COUNT, min(fair, max(one.remaining for one in group))))
+    return steps
+
+
+def tokens_s(rates: Rates, pool_bytes: int, groups: Groups) -> float:
+    """Tokens a second over one cycle in which each group has its turn."""
+    tokens = seconds = 0.0
+    steps = turn_steps(rates, pool_bytes, groups)
+    for index, group in enumerate(groups):
+        decode = steps[index] * step_seconds(rates, pool_bytes, group)
+        tokens += sum(min(one.remaining, steps[index]) for one in group)
+        seconds += decode
+        if len(groups) > 1:
+            arriving = min(pool_bytes, sum(one.nbytes for one in group))
+            before = groups[index - 1]
+            room = max(0, pool_bytes - sum(one.nbytes for one in before))
+            ahead = min(arriving, room)
+            hidden = min(ahead / rates.link_bytes_s, steps[index - 1] * step_seconds(rates, pool_bytes, before))
+            seconds += arriving / rates.link_bytes_s - hidden
+    return tokens / seconds
+
+
+def ways(contexts: Sequence[Candidate], pool_bytes: int) -> list[tuple[str, Groups]]:
+    """The ways weighed: groups of 1, 2, ... in order of size, groups that just fill the pool, any for few."""
+    ordered = sorted(contexts, key=lambda one: (one.nbytes, one.number))
+    found: list[tuple[str, Groups]] = [("all at once", (tuple(ordered),))]
+    for size in range(1, len(ordered)):
+        groups = tuple(tuple(ordered[at : at + size]) for at in range(0, len(ordered), size))
+        found.append((f"turns of {size}", groups))
+    if len(ordered) <= _CUT_ANYHOW_COUNT:
+        found += [("turns cut by length", groups) for groups in _cuts(tuple(ordered)) if len(groups) > 1]
+    filled: list[list[Candidate]] = [[]]
+    for one in ordered:
+        if filled[-1] and sum(other.nbytes for other in filled[-1]) + one.nbytes > pool_bytes:
+            filled.append([])
+        filled[-1].append(one)
+    if len(filled) > 1:
+        found.append(("turns that fill the pool", tuple(tuple(group) for group in filled)))
+    return found
+
+
+def _cuts(ordered: tuple[Candidate, ...]) -> Iterator[Groups]:
+    """Every way to cut them into groups of neighbours."""
+    yield (ordered,)
+    for at in range(1, len(ordered)):
+        for rest in _cuts(ordered[at:]):
+            yield (ordered[:at], *rest)
+
+
+def plan(rates: Rates, pool_bytes: int, contexts: Sequence[Candidate]) -> Quantum:
+    """The next quantum of these contexts (one or more): the best way, and of it the group that waited longest."""
+    weighed = sorted(
+        ((tokens_s(rates, pool_bytes, groups), -index, name, groups) for index, (name, groups) in
+         enumerate(ways(contexts, pool_bytes))),
+        key=lambda one: (one[0], one[1]),
+        reverse=True,
+    )  # fmt: skip
+    best, _, name, groups = weighed[0]
+    steps = turn_steps(rates, pool_bytes, groups)
+    order = sorted(range(len(groups)), key=lambda at: (-max(one.waited_steps for one in groups[at]), at))
+    chosen, group = order[0], groups[order[0]]
+    following = groups[order[1]] if len(order) > 1 else ()
+    others = [(speed, other) for speed, _, other, cut in weighed[1:] if set(cut) != set(groups)]
+    other_speed, other = others[0] if others else (0.0, "")
+    return Quantum(
+        tuple(sorted(one.number for one in group)),
+        steps[chosen],
+        name,
+        step_seconds(rates, pool_bytes, group),
+        best,
+        other,
+        other_speed,
+        tuple(sorted(one.number for one in following)),
+    )
