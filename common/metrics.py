@@ -62,6 +62,9 @@ class Metrics:
         self.retained_hit_bytes = self._counter(
             "retained_hit_bytes", "History bytes that a step found on the device instead of staging them (H3)"
         )
+        self.decode_seconds = self._counter(
+            "decode_seconds", "Seconds of decode steps, as predicted from the rates and as measured (H3)", "which"
+        )
         self.device_pages = self._gauge("device_pages", "Pages of retained history, by state", "state")
         self.device_pages_moved = self._counter(
             "device_pages_moved", "Device pages that changed hands, by reason (A3, A4)", "reason"

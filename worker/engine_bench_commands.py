@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
         chunk_tokens: Annotated[int, typer.Option(min=1, help="rows of one prefill step")] = 2048,
         host_pool_gib: Annotated[float, typer.Option(min=0, help="0 for what the histories need")] = 0.0,
         device_pages_gib: Annotated[int, typer.Option(min=0, help="0 for what two staging slots need")] = 0,
+        retained: Annotated[float, typer.Option(min=0, max=1, help="share of history kept in device pages")] = 0.0,
         as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     ) -> None:
         """Streamed decode beside the link's floor measured in the same run, its device peak, and its bits."""
@@ -46,6 +47,7 @@ def register(app: typer.Typer) -> None:
                 chunk_tokens=chunk_tokens,
                 host_pool_gib=host_pool_gib,
                 device_pages_gib=device_pages_gib,
+                retained=retained,
             )
         )
         if as_json:

@@ -89,6 +89,8 @@ class Figures:
         for reason, count in engine.waits:
             out.advance(out.admission_waits.labels(reason=reason), count)
         out.advance(out.retained_hit_bytes, engine.hit_bytes)
+        out.advance(out.decode_seconds.labels(which="predicted"), engine.predicted_s)
+        out.advance(out.decode_seconds.labels(which="measured"), engine.measured_s)
         out.device_pages.labels(state="held").set(engine.pages_held)
         out.device_pages.labels(state="free").set(engine.pages_free)
         for reason, count in engine.pages_moved:

@@ -97,3 +97,6 @@ class EngineFigures:
     pages_free: int = 0
     pages_moved: tuple[tuple[str, int], ...] = ()
     """Device pages that changed hands, by reason."""
+    predicted_s: float = 0.0
+    measured_s: float = 0.0
+    """Seconds of the decode steps so far, side by side."""

@@ -11,14 +11,18 @@ import torch
 import transformers
 
 from common.config import EngineSettings
+from worker.engine.admission import PagePool
 from worker.engine.bench import BenchSettings, bench
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel, from_config
+from worker.engine.retention import Retention
 from worker.engine.runner import open_device
 from worker.structures import Sampling
 
 pytestmark = pytest.mark.gpu
 CONTEXT, PAGE = 1024, 64
+WHOLE_PAGES, PART_PAGES = 4 * CONTEXT // PAGE, 12
+"""Every history in place; and so few that pages are taken, lost and materialised."""
 LENGTHS = (1, 63, 64, 65, 300, 511, 700, 129)
 
 
@@ -48,8 +52,9 @@ def model(head_dim: int) -> LoadedModel:
     return from_config(config, open_device("cuda:0"), torch.bfloat16, CONTEXT)
 
 
-def run(head_dim: int, residency: str, *, strict: bool = False) -> tuple[list[Any], dict[int, Any]]:
-    """Eight mixed requests with churn over four segments; every step's schedule and logits, and what finished."""
+def run(head_dim: int, residency: str, *, retained: int = 0, strict: bool = False) -> tuple[list[Any], dict[int, Any]]:
+    """Eight mixed requests with churn over four segments; every step's schedule and logits, and what finished.
+    ``retained`` pages keep history on the device; 0 keeps none."""
     steps: list[Any] = []
 
     def watch(plan: Any, logits: torch.Tensor) -> None:
@@ -64,8 +69,12 @@ def run(head_dim: int, residency: str, *, strict: bool = False) -> tuple[list[An
         page_tokens=PAGE,
         chunk_tokens=256,
         residency=residency,
+        retain="on" if retained else "off",
     )
     local = LocalEngine(model(head_dim), settings, watch=watch)
+    if retained:
+        local.engine.scheduler.retention = Retention(PagePool(retained), PAGE)
+        local.engine.scheduler.turns = None
     chance = torch.Generator().manual_seed(2)
     prompts = [torch.randint(1, 4096, (length,), generator=chance).tolist() for length in LENGTHS]
     samplings = [Sampling(12 + 3 * number, temperature=0.7 * (number % 2), seed=number) for number in range(8)]
@@ -87,22 +96,23 @@ def run(head_dim: int, residency: str, *, strict: bool = False) -> tuple[list[An
 def test_staged_bits_are_resident_bits_in_bf16(head_dim: int) -> None:
     """H4, in life: contexts join, finish and are cancelled. The first control: resident against resident."""
     resident, finished = run(head_dim, "full")
-    for residency in ("full", "staged"):
-        steps, finished_ = run(head_dim, residency)
+    for residency, retained in (("full", 0), ("staged", 0), ("staged", WHOLE_PAGES), ("staged", PART_PAGES)):
+        steps, finished_ = run(head_dim, residency, retained=retained)
         assert [plan for plan, _ in steps] == [plan for plan, _ in resident]
         wrong = [
             index
             for index, pair in enumerate(zip(steps, resident, strict=True))
             if not torch.equal(pair[0][1], pair[1][1])
         ]
-        assert wrong == [], f"{residency}: logits differ at steps {wrong}"
+        assert wrong == [], f"{residency}, {retained} pages retained: logits differ at steps {wrong}"
         assert finished_ == finished
 
 
 def test_the_hot_path_never_synchronises() -> None:
     """Q1, in life: one implicit synchronisation a step costs the whole overlap; the framework is told to raise."""
-    run(128, "staged")
-    run(128, "staged", strict=True)
+    for retained in (0, WHOLE_PAGES, PART_PAGES):
+        run(128, "staged", retained=retained)
+        run(128, "staged", retained=retained, strict=True)
 
 
 def test_the_bench_reaches_the_floor_with_equal_bits() -> None:

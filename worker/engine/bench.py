@@ -18,12 +18,14 @@ import torch
 
 from common.config import GIB, EngineSettings
 from common.errors import InvariantError, UsageError
+from worker.engine.admission import PagePool
 from worker.engine.device import Device, QueueName
 from worker.engine.device_pool import Rows
 from worker.engine.fit import rounded_up
 from worker.engine.lifecycle_clock import LifecycleClock
 from worker.engine.local import LocalEngine
 from worker.engine.model import DTYPES, LoadedModel, from_config, shape_config
+from worker.engine.retention import Retention
 from worker.engine.runner import open_device
 from worker.engine.scheduler import StepPlan
 from worker.structures import Sampling
@@ -53,10 +55,14 @@ class BenchSettings:
     page_tokens: int = 256
     host_pool_gib: float = 0.0
     device_pages_gib: int = 0
+    retained: float = 0.0
+    """Share of all histories that is kept in device pages; 0 is the streamed route."""
 
     def __post_init__(self) -> None:
         if self.contexts < 1 or self.length < 2 or self.steps < 1:
             raise UsageError("--contexts and --steps must be 1 or more, --length 2 or more")
+        if not 0 <= self.retained <= 1:
+            raise UsageError(f"--retained {self.retained} must be 0 (streamed) to 1 (all history on the device)")
         if self.fill not in ("prefill", "random"):
             raise UsageError(f"--fill {self.fill!r} is neither prefill nor random")
 
@@ -73,6 +79,9 @@ class Run:
 
     seconds: float
     steps: int
+    hit_bytes: int
+    predicted_s: float
+    """What the rates learned from the steps before said of the measured ones."""
     staged_bytes: int
     link_bytes_s: float
     prefill_seconds: float
@@ -107,9 +116,12 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
         "dtype": str(dtype).removeprefix("torch."),
         "steps": staged.steps,
         "bytes_per_token": loaded.geometry.token_bytes,
+        "retained": settings.retained,
         "staged_gb_step": round(staged.staged_bytes / staged.steps / 1e9, 4),
+        "hit_gb_step": round(staged.hit_bytes / staged.steps / 1e9, 4),
+        "predicted_ms_step": round(1000 * staged.predicted_s / staged.steps, 3),
         "link_gbps": round(staged.link_bytes_s / 1e9, 2),
-        "floor_tokens_s": round(settings.contexts / floor_s, 2),
+        "floor_tokens_s": round(settings.contexts / floor_s, 2) if floor_s else None,
         "tokens_s": round(settings.contexts / step_s, 2),
         "of_floor": round(floor_s / step_s, 4),
         "ms_step": round(1000 * step_s, 3),
@@ -161,7 +173,8 @@ def _engine_settings(settings: BenchSettings, loaded: LoadedModel, residency: st
     rows = settings.contexts * rounded_up(tokens, settings.page_tokens)
     host = math.ceil(rows * loaded.geometry.token_bytes / GIB * _GIB_STEP) / _GIB_STEP
     layers = loaded.geometry.layers if residency == "full" else 2
-    pages = math.ceil(layers * rows * loaded.geometry.layer_token_bytes / GIB)
+    kept = settings.retained * loaded.geometry.layers if residency == "staged" else 0
+    pages = math.ceil((layers + kept) * rows * loaded.geometry.layer_token_bytes / GIB)
     if residency == "staged":
         pages = settings.device_pages_gib or pages
     return EngineSettings(
@@ -175,6 +188,7 @@ def _engine_settings(settings: BenchSettings, loaded: LoadedModel, residency: st
         page_tokens=settings.page_tokens,
         chunk_tokens=settings.chunk_tokens,
         dtype=settings.dtype,
+        retain="on" if settings.retained else "off",
     )
 
 
@@ -190,6 +204,10 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     ring_bytes = 1 << max(16, math.ceil(math.log2(8 * settings.contexts * settings.length)))
     local = LocalEngine(loaded, engine_settings, ring_bytes=ring_bytes, watch=watch)
     engine = local.engine
+    if settings.retained and engine.scheduler.retention is not None:
+        pages = round(settings.retained * settings.contexts * engine.fit.context_rows / engine.fit.page_rows)
+        engine.scheduler.retention = Retention(PagePool(pages), engine.fit.page_rows)
+        engine.scheduler.turns = None
     link = _link(engine) if engine.host is not None else 0.0
     if settings.fill == "random":
         _fill(engine)
@@ -202,10 +220,12 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     prefilled = time.perf_counter()
     for _ in range(WARM_STEPS):
         local.step()
+    hits, predicted = engine.hit_bytes, engine.turns.predicted_s
     moved, start, first = engine.transport.bytes_in, time.perf_counter(), engine.steps
     for _ in range(settings.steps):
         local.step()
     seconds, steps, moved = time.perf_counter() - start, engine.steps - first, engine.transport.bytes_in - moved
+    hits, predicted = engine.hit_bytes - hits, engine.turns.predicted_s - predicted
     peak, _ = _device_bytes(loaded.device)
     lifecycle_share, transport_share = _lifecycle(local)
     local.run()
@@ -213,7 +233,7 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
         link = max(link, _link(engine))
     tokens = {number: tuple(finished.token_ids) for number, finished in local.finished.items()}
     local.close()
-    return Run(seconds, steps, moved, link, prefilled - begun, logits, peak, tokens, lifecycle_share,
+    return Run(seconds, steps, hits, predicted, moved, link, prefilled - begun, logits, peak, tokens, lifecycle_share,
                transport_share)  # fmt: skip
 
 

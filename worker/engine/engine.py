@@ -25,8 +25,6 @@ from common.limits import (
     ENGINE_IDLE_S,
     ENGINE_POLL_MAX_S,
     ENGINE_POLL_MIN_S,
-    RATES_CPU,
-    RATES_CUDA,
     STEP_DEADLINE_S,
     STEPS_REPORTED_MAX_COUNT,
 )
@@ -42,7 +40,7 @@ from worker.engine.host_pool import HostPool
 from worker.engine.intake import Intake
 from worker.engine.model import LoadedModel
 from worker.engine.page_leases import PageLeases
-from worker.engine.quantum import Rates
+from worker.engine.quantum import believed
 from worker.engine.retention import Retention
 from worker.engine.routes import LiveStep, ResidentRoute, Route, StagedRoute
 from worker.engine.sampler import choose
@@ -115,7 +113,7 @@ class Engine:
         self.transport = Transport(device, pages=self.pages)
         segments = SegmentBook(self.pages, self.fit.concurrency)
         retention = self._make_retention()
-        self.turns = Turns(self._believed(), self.fit.page_bytes(loaded.geometry), loaded.geometry.token_bytes)
+        self.turns = Turns(believed(device.kind), self.fit.page_bytes(loaded.geometry), loaded.geometry.token_bytes)
         turns = None if retention is None else self.turns
         self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, retention, turns)
         self.pool = DevicePool(device, loaded.geometry, self.fit, loaded.dtype)
@@ -364,6 +362,7 @@ class Engine:
             transport.book.began - transport.book.retired, len(scheduler.running), len(scheduler.waiting),
             tuple(scheduler.waits.copy().items()), self.hit_bytes, pool.capacity - pool.free, pool.free,
             tuple((reason.value, pages) for reason, pages in pool.moved.copy().items()),
+            self.turns.predicted_s, self.turns.measured_s,
         )  # fmt: skip
 
     # -- start and end --------------------------------------------------------------------------------------------
@@ -372,10 +371,6 @@ class Engine:
         if self.host is None:
             return ResidentRoute(self.device, self.pool, addresses)
         return StagedRoute(self.transport, self.host, self.pool, addresses, self.fit, self._next_step)
-
-    def _believed(self) -> Rates:
-        """What the rates are taken for until steps have shown them."""
-        return Rates(*(RATES_CUDA if self.device.kind == "cuda" else RATES_CPU))
 
     def _make_retention(self) -> Retention | None:
         if not self.fit.slot_rows or not self.fit.pages:

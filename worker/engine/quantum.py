@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from common.limits import FAIR_WAIT_S, QUANTUM_MIN_STEPS_COUNT
+from common.limits import FAIR_WAIT_S, QUANTUM_MIN_STEPS_COUNT, RATES_CPU, RATES_CUDA
 
 _CUT_ANYHOW_COUNT = 8
 """So few contexts are cut in every way that keeps their order of size: 128 ways."""
@@ -41,6 +41,11 @@ class Rates:
             return replace(self, link_bytes_s=self.link_bytes_s + _WEIGHT * (seen - self.link_bytes_s))
         seen = max(0.0, measured_s - attention)
         return replace(self, step_s=self.step_s + _WEIGHT * (seen - self.step_s))
+
+
+def believed(kind: str) -> Rates:
+    """What a device of that kind is taken for until steps have shown it."""
+    return Rates(*(RATES_CUDA if kind == "cuda" else RATES_CPU))
 
 
 @dataclass(frozen=True, slots=True)

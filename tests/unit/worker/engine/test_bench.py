@@ -27,3 +27,14 @@ def test_a_wrong_question_is_refused(wrong: dict[str, object]) -> None:
     """In life: a flag that cannot work."""
     with pytest.raises(UsageError):
         bench(BenchSettings(**({"geometry": "tiny", "length": 8} | wrong)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("retained", [0.5, 1.0])
+def test_what_is_retained_is_found_and_not_staged(retained: float) -> None:
+    """H3, in life: the same decode with half and with all of its history in device pages; the bits stay."""
+    settings = BenchSettings("tiny", contexts=2, length=64, steps=3, fill="random", page_tokens=8, retained=retained)
+    found = bench(settings)
+    assert found["bitwise"] is True
+    assert found["hit_gb_step"] > 0
+    assert (found["staged_gb_step"] == 0) == (retained == 1.0)
+    assert found["predicted_ms_step"] > 0
