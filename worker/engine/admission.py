@@ -87,7 +87,7 @@ class PagePool:
 
     def __init__(self, capacity: int, target: int = 0, burst: int = 0) -> None:
         self.capacity = capacity
-        self._target, self._burst = target, burst
+        self._target, self._burst = min(target, capacity), burst  # a right to more than all would wait for ever
         self._free: set[int] = set(range(capacity))
         self._cooling: dict[int, int] = {}
         self._landed = -1

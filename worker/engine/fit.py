@@ -169,7 +169,8 @@ def _pages(geometry: Geometry, settings: EngineSettings, rows: int, concurrency:
         return 0
     words += f", {pages / context_pages:.2f} whole histories"
     if floors > pages:
-        words += f"; --target-pages {settings.target_pages} lets {pages // settings.target_pages} contexts run at once"
+        at_once = max(1, pages // settings.target_pages)
+        words += f"; --target-pages {settings.target_pages} lets {at_once} contexts run at once"
     lines.append(words)
     return pages
 

@@ -98,6 +98,16 @@ def test_a_page_by_right_is_not_reclaimed() -> None:
     assert pool.account(2) is None
 
 
+def test_a_right_to_more_than_the_pool_is_a_right_to_all_of_it() -> None:
+    """A7, in life: --target-pages beyond what is left of the device pages: requests run one at a time, none
+    waits for ever."""
+    pool = PagePool(4, target=9)
+    admitted(pool, 0, 20)
+    assert pool.admit(1, 20, 1) is not None
+    pool.leave(0, 2)
+    admitted(pool, 1, 20, 3)
+
+
 def test_reclaim_order_is_by_class_then_least_recently_active() -> None:
     """A4, exactly: borrowed pages, the one longest not active first; pages above target; idle contexts whole."""
     pool = PagePool(16)
