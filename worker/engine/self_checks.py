@@ -79,10 +79,10 @@ def _refused(expected: type[EventPoolError], misuse: Callable[[], object], *, el
 
 # -- bits -------------------------------------------------------------------------------------------------------------
 def bits(make: Make, head_dim: int) -> str:
-    """H4 for one head size: a small random model under churn, streamed against ``--residency full``, ``torch.equal`` at
-    every step; resident against resident first. On the CPU under every temperament."""
+    """H4 for one head size: a small random model under churn, streamed and retained against ``--residency full``,
+    ``torch.equal`` at every step; resident against resident first. On the CPU under every temperament."""
     if make is not VirtualDevice:
-        ways: list[tuple[str, Callable[[], Device]]] = [("streamed", lambda: make(events=2_048))]
+        ways: list[tuple[str, Callable[[], Device]]] = [("one device", lambda: make(events=2_048))]
         dtype = torch.bfloat16
     else:
         ways = [(one.value, lambda one=one: VirtualDevice(one)) for one in Temperament]  # type: ignore[misc]
@@ -91,8 +91,9 @@ def bits(make: Make, head_dim: int) -> str:
     reference = _answers(fresh(), dtype, head_dim, "full")
     _same(reference, _answers(fresh(), dtype, head_dim, "full"), "resident against resident")
     for words, open_one in ways:
-        _same(reference, _answers(open_one(), dtype, head_dim, "staged"), words)
-    how = ", ".join(words for words, _ in ways)
+        for route, retain in (("streamed", "off"), ("retained", "on")):
+            _same(reference, _answers(open_one(), dtype, head_dim, "staged", retain), f"{route}, {words}")
+    how = "streamed and retained, " + ", ".join(words for words, _ in ways)
     return f"{len(reference)} steps of {str(dtype).removeprefix('torch.')} equal: {how}"
 
 
@@ -104,7 +105,7 @@ def _same(one: list[Any], other: list[Any], words: str) -> None:
         raise CheckFailed(f"{words}: logits differ at {len(wrong)} of {len(one)} steps, first at step {wrong[0]}")
 
 
-def _answers(device: Device, dtype: torch.dtype, head_dim: int, residency: str) -> list[Any]:
+def _answers(device: Device, dtype: torch.dtype, head_dim: int, residency: str, retain: str = "off") -> list[Any]:
     """Five requests over three segments, one cancelled: each step's schedule and logits."""
     import transformers
 
@@ -115,7 +116,7 @@ def _answers(device: Device, dtype: torch.dtype, head_dim: int, residency: str) 
     )  # fmt: skip
     settings = EngineSettings(
         "random", device=device.name, host_pool_gib=0.05, concurrency=3, context_tokens=CONTEXT_TOKENS, page_tokens=32,
-        chunk_tokens=48, residency=residency,
+        chunk_tokens=48, residency=residency, retain=retain,
     )  # fmt: skip
     steps: list[Any] = []
 
