@@ -253,7 +253,7 @@ def test_a_wrong_key_is_said_within_seconds(fleet: Fleet) -> None:
         (("--broker", "127.0.0.1:1", "--state", "s", "--insecure"), 2, "--model"),
         (("--broker", "[::1]:1", "--state", "s", "--insecure", "--echo", "--concurrency", "0"), 2, "--concurrency"),
         (("--broker", "127.0.0.1:1", "--state", "f", "--insecure", "--echo"), 4, "--state"),
-        (("--broker", "a:1", "--state", "s", "--insecure", "--echo", "--context-tokens", "9999999"), 4, "--ring-mib"),
+        (("--broker", "a:1", "--state", "s", "--insecure", "--echo", "--context-tokens", "99999999"), 4, "--ring-mib"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_says_what_to_change(
