@@ -33,9 +33,9 @@ WAKE_S = 0.1
 ANSWER_S = 10.0
 """A connected broker has this long before the request goes out again on a fresh socket; doubled each time."""
 DENIALS_MAX_COUNT = 2
+"""Refused handshakes per endpoint before it is the keys: one alone may be a broker dying in the handshake."""
 CUT_S = 3.0
 """Handshakes cut for this long, and none ever completed: the keys are the likelier reason than a broker starting."""
-"""Refused handshakes per endpoint before it is the keys: one alone may be a broker dying in the handshake."""
 STUCK_MAX_COUNT = 100
 """Parts sent in a row without the broker's offset moving on before it is called stuck."""
 

@@ -42,7 +42,7 @@ def explain(connection: sqlite3.Connection, number: int, custom_id: str, why: st
     ]
     ends = connection.execute("SELECT how, count(*) FROM attempts WHERE job=? GROUP BY how ORDER BY how", (number,))
     told += [f"{count} attempts ended {how}: {HOW.get(how, how)}" for how, count in ends]
-    return (*told, *([f"now: {why}"] if why else []))
+    return (*told, *([f"now: {why}"[: limits.TEXT_MAX_CHARS]] if why else []))
 
 
 def _line(connection: sqlite3.Connection, number: int, custom_id: str, why: str) -> tuple[str, ...] | None:

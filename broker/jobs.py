@@ -197,8 +197,9 @@ def end(state: State, job: Job, what: str, reason: str, now: Now, step: Step) ->
     step.writes.append(History(now.wall, what, job.id, "", reason))
     job.windows.clear()
     job.suspects.clear()
-    if not job.is_open:  # nothing ran yet, so there is nothing to account for
-        job.good = job.problems = job.completed = job.failed = job.bad_stored = 0
+    if not job.is_open:  # nothing ran yet: all there is are the error lines that bad lines have already (``lenient``)
+        job.good = job.completed = 0
+        job.problems = job.failed = job.bad_stored
         close(state, job, now, step)
         return
     told: dict[bytes, list[messages.LineRef]] = {}
@@ -343,6 +344,6 @@ def info(job: Job, request: int, wasted: int, reason: str) -> messages.JobInfo:
     return messages.JobInfo(
         request, job.id, job.name, SHOWN.get(job.status, job.status), job.total, job.completed, job.failed,
         len(job.assigned), job.waiting if done else 0, wasted, job.prompt_tokens, job.completion_tokens,
-        job.created_at, job.started_at, job.ended_at, job.problems, reason or job.reason, job.lines_read,
-        job.expires_at,
+        job.created_at, job.started_at, job.ended_at, job.problems, (reason or job.reason)[: limits.REASON_MAX_CHARS],
+        job.lines_read, job.expires_at,
     )  # fmt: skip

@@ -148,19 +148,27 @@ class Authorized:
             stamp = tuple((path.name, path.stat().st_mtime_ns) for path in (*found, *sorted(weights.values())))
             if stamp == self._stamp and self._names:
                 return False
-            self._names = {load_certificate(path)[0]: path.stem for path in found}
+            self._names = {key: path.stem for path in found if (key := _public(path))}
             read = {name: _weight(path) for name, path in weights.items()}
         except OSError:  # a key vanished between listing and reading: the next refresh sees a settled folder
             return False
         self._stamp = stamp
         for name in self.weights.keys() - read.keys():
-            del self.weights[name]
+            self.weights.pop(name, None)  # the authenticator's thread may be at it too
         self.weights.update(read)
         return True
 
     def name(self, public: bytes) -> str | None:
         """Whose key this is (Z85, 40 bytes), or None: not let in."""
         return self._names.get(public)
+
+
+def _public(path: Path) -> bytes:
+    """The key in a file of ``authorized``; empty where there is none (yet): such a file lets nobody in."""
+    try:
+        return load_certificate(path)[0]
+    except ValueError:
+        return b""
 
 
 def _weight(path: Path) -> float:

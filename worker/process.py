@@ -176,7 +176,8 @@ class Worker:
 
     def _feed_ring(self) -> None:
         built = self._machinery
-        while built is not None and self.exit is None:
+        # an aborted ring takes nothing: its engine's thread is about to end, and says why
+        while built is not None and self.exit is None and not built.producer.handover.aborted:
             batch = self.session.work.lines.next_batch(built.producer.credit()[1])
             if not batch:
                 return
