@@ -130,7 +130,7 @@ def _give(state: State, job: Job, window: Window, session: Session, given: list[
 
 def guessed_tokens(line: Line) -> float:
     """What a line is charged with when it is given out."""
-    return 1.0 + line.size / limits.BYTES_A_TOKEN
+    return 1.0 + line.size / limits.TOKEN_GUESS_BYTES
 
 
 def charge(state: State, job: Job, tokens: float) -> None:

@@ -89,7 +89,7 @@ WAITING_LOADED_MAX_COUNT = 4_096
 """Waiting lines of one job held in memory; the rest stays in the store, so that memory is flat."""
 WAITING_LOADED_MIN_COUNT = 256
 """The smallest such window, when many jobs share the memory."""
-BYTES_A_TOKEN = 4
+TOKEN_GUESS_BYTES = 4
 """A guess of what a token is in a request's body, until its result tells: for fair shares alone."""
 END_LINES_A_TURN = 2_000
 """Waiting lines of a cancelled or expired job that get their error line in one turn of the broker."""
@@ -155,10 +155,6 @@ EVENTS_COUNT = 2048
 FAIR_WAIT_S = 20.0
 """A parked context runs again within so long, at the rates believed: turns are far longer than bringing one in (2 GB
 are 40 ms), and a request is seen to move."""
-RATES_CUDA = (50e9, 4e12, 0.005)
-RATES_CPU = (5e9, 10e9, 0.01)
-"""Bytes a second of the link and of device memory, seconds of a step without history: what a plan believes at start,
-of the order that one card and one CPU showed. Each step measured corrects the first and the last."""
 QUANTUM_MIN_STEPS_COUNT = 8
 """A turn is never shorter: several tokens for each bringing in, even where a step takes seconds."""
 DECISIONS_KEPT_MAX_COUNT = 65_536

@@ -93,7 +93,7 @@ def spawn(fleet: Fleet, name: str, model: Path, *how: str) -> subprocess.Popen[b
     arguments = [
         "--model", str(model), "--broker", fleet.endpoint, "--state", str(fleet.folder / "workers"),
         "--keys", str(fleet.keys), "--concurrency", "4", "--context-tokens", "64", "--host-pool-gib", "0.01",
-        "--page-tokens", "4", "--ring-mib", "1",
+        "--retain", "off", "--page-tokens", "4", "--ring-mib", "1",
     ]  # fmt: skip
     environment = {**os.environ, "HAULIER_LOG": "json", "OMP_NUM_THREADS": "1"}
     with (fleet.folder / f"{name}.log").open("ab") as log:

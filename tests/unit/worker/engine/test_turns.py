@@ -73,6 +73,11 @@ def test_predicted_and_measured_stand_side_by_side() -> None:
     assert turns.predicted_s > turns.measured_s
 
 
+def test_rates_that_nobody_corrects_stay_wrong() -> None:
+    """The control of the above: believed rates are far from what that machine measures."""
+    assert SLOW_LINK.seconds(40 * TOKEN, 0) > 2 * 0.01
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     rows=st.lists(st.integers(1, 60), min_size=2, max_size=5), pool=st.integers(1, 120), remaining=st.integers(1, 90)
