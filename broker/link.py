@@ -120,9 +120,19 @@ class Link:
         return Came(peer, user, admin, message)
 
     def send(self, peer: bytes, message: Any) -> bool:
-        """Hand a message to the socket; False if this connection would block or is gone."""
+        """Hand a message to the socket; False if this connection would block or is gone. An answer that fits into no
+        frame is answered by its failure: it costs its asker that question, and nobody else anything.
+        """
         try:
-            self.socket.send_multipart((peer, codec.encode(message)), zmq.NOBLOCK)
+            data = codec.encode(message)
+        except PeerFault as fault:
+            log.error("not_sendable", message=type(message).__name__, reason=str(fault))
+            request = getattr(message, "request", None)
+            if request is None:
+                return False
+            data = codec.encode(messages.Failure(request, fault.code, f"the answer cannot be sent: {fault}", 70))
+        try:
+            self.socket.send_multipart((peer, data), zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:

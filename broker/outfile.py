@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from common.errors import HaulierError, RefusedError, UsageError
+from common.errors import HaulierError, ReaderGone, RefusedError, UsageError
 
 STANDARD_OUTPUT = "-"
 _WORLD = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
@@ -120,12 +120,6 @@ class OutFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class ReaderGone(HaulierError):
-    """The reader of our output went away, as ``head`` does: the shell's own code for it."""
-
-    exit_code = 141
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ TRANSITIONS: dict[tuple[str, str], str] = {
     ("logging_in", "last_hello"): "open",
     ("logging_in", "refused"): "none",
     ("logging_in", "fault"): "none",
+    ("logging_in", "silence"): "none",
     ("logging_in", "unsendable"): "none",
     ("open", "hello"): "logging_in",
     ("open", "last_hello"): "open",
@@ -100,11 +101,12 @@ def _page(state: State, came: Came, page: messages.Hello, now: Now, step: Step) 
     legal(state, came.peer, "hello")
     login = state.logins.get(came.peer)
     if page.page == 0:
-        login = state.logins[came.peer] = Login(page, came.user, list(page.held))
+        login = state.logins[came.peer] = Login(page, came.user, list(page.held), now.mono)
         return login
     if login is None or page.page != login.pages or _key(page) != _key(login.hello):
         raise PeerFault("bad_login_page", f"page {page.page} of a login does not follow the page before")
     login.pages += 1
+    login.heard_at = now.mono
     login.held += page.held
     if len(login.held) > limits.HELD_MAX_COUNT:
         raise PeerFault("too_many_held", f"more than {limits.HELD_MAX_COUNT} lines listed")
@@ -271,7 +273,12 @@ def _save(session: Session, how: str, now: Now, step: Step) -> None:
 
 
 def tick(state: State, now: Now, step: Step) -> None:
-    """Deaths by silence, and this broker's own beats."""
+    """Deaths by silence, of logins that never end too, and this broker's own beats."""
+    for peer, login in list(state.logins.items()):
+        if now.mono - login.heard_at >= limits.LIVENESS_S:
+            legal(state, peer, "silence")
+            del state.logins[peer]
+            step.note("login_given_up", worker=login.hello.worker, pages=login.pages)
     for session in list(state.sessions.values()):
         patience = limits.LOADING_LIVENESS_S if session.phase == "loading" else limits.LIVENESS_S
         if now.mono - session.heard_at >= patience:

@@ -143,6 +143,8 @@ class Login:
     hello: Hello
     user: str
     held: list[HeldLine]
+    heard_at: float
+    """When its newest page came, monotonic seconds."""
     pages: int = 1
 
 

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, r
 
 import typer
 
-from common.errors import HaulierError, InvariantError, RefusedError
+from common.errors import HaulierError, InvariantError, ReaderGone, RefusedError
 
 GROUP = "haulier.commands"
 INTERRUPTED = 130
@@ -122,6 +122,10 @@ def main(arguments: Sequence[str] | None = None, rooms: Iterable[EntryPoint] | N
     except ImportError as failure:
         known = not_installed(failure)
         return _fail(known) if known is not None else _bug(failure)
+    except SystemExit as ended:  # how typer answers a closed pipe, as `| head` leaves one: exit 1 would tell of lines
+        if isinstance(ended.__context__, BrokenPipeError):
+            return ReaderGone.exit_code
+        raise
     except HaulierError as failure:
         return _bug(failure) if failure.exit_code == BUG else _fail(failure)
     except Exception as failure:  # noqa: BLE001 - the last door: anything left is either a wrong use or a bug of ours

@@ -52,6 +52,12 @@ class NotFinishedError(HaulierError):
     exit_code = 6
 
 
+class ReaderGone(HaulierError):
+    """The reader of our output went away, as ``head`` does: the shell's own code for it (128 + SIGPIPE)."""
+
+    exit_code = 141
+
+
 class PeerFault(HaulierError):
     """The other side broke the protocol. Its session is closed with this reason; nobody else pays.
 

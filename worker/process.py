@@ -106,7 +106,6 @@ class Worker:
         return Session(identity, found.rows, random.SystemRandom().random, self.clock.monotonic())
 
     # -- the flow -----------------------------------------------------------------------------------------------
-
     def run(self) -> int:
         """Work until told to end, or until any thread ends (S2); the process's exit code."""
         with _exported(self.metrics, self.settings.metrics_port):
@@ -115,9 +114,11 @@ class Worker:
             try:
                 while self.exit is None:
                     self.turn()
+            except Exception as failure:  # noqa: BLE001 (S2: its end is the process's, in the same order as any thread's)
+                self._thread_ended(ThreadEnded("session", failure))
             finally:
                 self._end_threads()
-        return self.exit.code
+        return self.exit.code if self.exit is not None else InvariantError.exit_code
 
     def turn(self) -> None:
         """One round of the session: the flow diagram of this process."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from common import limits
+from common import limits, log
 from common.clock import Clock
 from common.errors import RefusedError
 from common.messages import LineRef
@@ -92,7 +92,15 @@ class Preparer:
         self._clock = clock
 
     def prepare(self, jobs: Sequence[TokenizeJob]) -> list[Prepared | Outcome]:
-        """Each line ready for the ring, or its refusal, in order."""
+        """Each line ready for the ring, or its refusal, in order. A line that breaks the tokenizer fails alone."""
+        try:
+            return self._prepare(jobs)
+        except BaseException as failure:  # noqa: BLE001 (a tokenizer's panic is not even an Exception)
+            if len(jobs) > 1:
+                return [self.prepare([job])[0] for job in jobs]
+            return [_broken(jobs[0].ref, failure)]
+
+    def _prepare(self, jobs: Sequence[TokenizeJob]) -> list[Prepared | Outcome]:
         done: dict[LineRef, Prepared | Outcome] = {}
         texts: dict[bool, list[tuple[TokenizeJob, Asked, str]]] = {True: [], False: []}
         for job in jobs:
@@ -125,7 +133,15 @@ class Preparer:
         return Prepared(Request(job.ref, job.url, self._serving.model, len(ids), sampling), held)
 
     def answer(self, finished: Sequence[Finished]) -> list[Outcome]:
-        """Each request's result as its line will show it, in order."""
+        """Each request's result as its line will show it, in order. One that cannot be told fails alone."""
+        try:
+            return self._answer(finished)
+        except BaseException as failure:  # noqa: BLE001 (as above)
+            if len(finished) > 1:
+                return [self.answer([one])[0] for one in finished]
+            return [_broken(finished[0].request.ref, failure)]
+
+    def _answer(self, finished: Sequence[Finished]) -> list[Outcome]:
         texts = self._codec.decode([one.token_ids for one in finished])
         now = self._clock.wall()
         return [self._outcome(one, text, now) for one, text in zip(finished, texts, strict=True)]
@@ -141,6 +157,12 @@ class Preparer:
 
 def _refused(ref: LineRef, refusal: RequestError, prompt_tokens: int = 0) -> Outcome:
     return responses.failed(ref, refusal.status_code, refusal.code, refusal.message, refusal.param, prompt_tokens)
+
+
+def _broken(ref: LineRef, failure: BaseException) -> Outcome:
+    log.get("tokenizer").error("line_broke_the_tokenizer", line=str(ref.line), exc_info=failure)
+    reason = f"the tokenizer broke on this line: {type(failure).__name__}: {failure}"[:2000]
+    return responses.failed(ref, 500, "tokenizer_error", reason, None, 0)
 
 
 class Stop:

@@ -106,6 +106,21 @@ def test_what_is_no_message_becomes_a_fault(spool: Spool, frames: list[Frame], c
     assert found.code == code
 
 
+def test_an_answer_too_large_for_a_frame_fails_alone(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers with long lists of models and a client that asks for them: one question fails, the broker lives on."""
+    link, socket = made(spool)
+    long = messages.Problems(7, JOB, tuple(messages.Problem(1, "c", "m" * 300) for _ in range(100)), False)
+    assert link.send(b"p", long)
+    assert socket.sent.pop()[1] == long, "control: what fits goes out as it is"
+    monkeypatch.setattr(limits, "MESSAGE_MAX_BYTES", 1000)
+    assert link.send(b"p", long)
+    _, failure = socket.sent.pop()
+    assert isinstance(failure, messages.Failure)
+    assert (failure.request, failure.code) == (7, "too_large")
+    fence = messages.Fence("s" * 512, 1, 1, 1)
+    assert not link.send(b"p", messages.Drain(fence, "r" * 3000)), "a session's message has no question to fail"
+
+
 def test_a_turn_takes_so_many_messages(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flood does not keep the broker from its beats."""
     monkeypatch.setattr(limits, "MESSAGES_A_TURN_COUNT", 3)

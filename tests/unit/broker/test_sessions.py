@@ -119,6 +119,16 @@ def test_pages_out_of_order_are_the_peers_fault(page: int) -> None:
     assert bool(said(step, messages.Welcome)) == (page == 0)
 
 
+def test_a_login_that_never_ends_is_given_up() -> None:
+    """A peer that says "more" and nothing more, again and again: it must not grow the broker."""
+    state = fresh()
+    feed(state, came(hello(more=True)))
+    feed(state, Tick(10**12), later(limits.LIVENESS_S - 0.1))
+    assert state.logins, "control: a slow login is waited for"
+    feed(state, Tick(10**12), later(limits.LIVENESS_S))
+    assert not state.logins
+
+
 def test_a_long_list_of_verdicts_goes_out_in_pages() -> None:
     """More held lines than one message may list."""
     state = fresh()

@@ -18,6 +18,7 @@ from common.errors import (
     InvariantError,
     NotFinishedError,
     PeerFault,
+    ReaderGone,
     RefusedError,
     UnreachableError,
     UsageError,
@@ -84,6 +85,31 @@ def test_a_bug_of_ours_shows_where_and_asks_for_a_report(
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert "a bug of ours" in err.splitlines()[-1]
+
+
+def test_a_reader_that_went_away_is_no_failed_line() -> None:
+    """`haulier jobs | head -1`: exit 1 would say that lines failed."""
+    code = (
+        "import sys; from common import cli; from tests.unit.common.test_cli import printing; "
+        "sys.exit(cli.main(['go'], printing()))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.wait(30) == ReaderGone.exit_code
+
+
+def printing() -> list[EntryPoint]:
+    """A room with one command, ``go``, that prints for long."""
+
+    def register(app: typer.Typer) -> None:
+        @app.command("go")
+        def go() -> None:
+            for number in range(100_000):
+                typer.echo(f"line {number}")
+
+    return [Room(lambda: register)]  # type: ignore[list-item]
 
 
 def test_control_c_is_130_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,6 +224,18 @@ def test_a_tokenizer_that_ends_ends_the_process(make: Any, broker: Scripted, mon
     assert make().run() == 70
 
 
+@pytest.mark.parametrize(("failure", "code"), [(RefusedError("the disk is damaged"), 4), (ValueError("a bug"), 70)])
+def test_a_session_that_fails_ends_the_process_in_order(
+    make: Any, broker: Scripted, monkeypatch: pytest.MonkeyPatch, failure: Exception, code: int
+) -> None:
+    """S2, L7: the main thread's own failure waits for the engine like any other, and no destructor runs before."""
+    worker = make()
+    monkeypatch.setattr(worker, "_tick", lambda: (_ for _ in ()).throw(failure))
+    assert worker.run() == code
+    assert worker.failed
+    assert not worker.still_running()
+
+
 def test_a_model_that_does_not_fit_is_one_line_and_exit_4(
     make: Any, broker: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,51 @@ def test_a_batch_is_encoded_in_one_call_and_comes_back_in_order(preparer: Prepar
     assert too_long.prompt_tokens == 60
 
 
+class Panic(BaseException):
+    """What a tokenizer's native code raises when it panics: not even an Exception."""
+
+
+def test_a_line_that_breaks_the_tokenizer_fails_alone(
+    preparer: Preparer, codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One prompt in a million meets a bug of the tokenizer: it is answered 500, and its neighbours run."""
+    whole = codec.encode
+
+    def encode(texts: Sequence[str], special: bool) -> list[Sequence[int]]:
+        if "poison" in texts:
+            raise Panic("index out of bounds")
+        return whole(texts, special)
+
+    monkeypatch.setattr(codec, "encode", encode)
+    with pytest.raises(Panic):
+        preparer._prepare([job(0, messages=say("poison"))])  # control: it is no refusal, it would end the thread
+    found = preparer.prepare(
+        [job(0, messages=say("hello")), job(1, messages=say("poison")), job(2, messages=say("bye"))]
+    )
+    assert [type(one).__name__ for one in found] == ["Prepared", "Outcome", "Prepared"]
+    poisoned = found[1]
+    assert isinstance(poisoned, Outcome)
+    assert (poisoned.status_code, json.loads(poisoned.body)["error"]["code"]) == (500, "tokenizer_error")
+
+
+def test_an_answer_that_breaks_the_tokenizer_fails_alone(
+    preparer: Preparer, codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same on the way back."""
+    whole = codec.decode
+
+    def decode(answers: Sequence[Sequence[int]]) -> list[str]:
+        if any(7 in one for one in answers):
+            raise Panic("no such token")
+        return whole(answers)
+
+    monkeypatch.setattr(codec, "decode", decode)
+    requests = [Request(LineRef("job", index, 1), "/v1/completions", "m", 5, Sampling(9)) for index in range(3)]
+    ids = (tuple(b"hi"), (7,), tuple(b"ho"))
+    outcomes = preparer.answer([Finished(one, got, "stop") for one, got in zip(requests, ids, strict=True)])
+    assert [one.status for one in outcomes] == ["ok", "failed", "ok"]
+
+
 @pytest.mark.parametrize(
     ("reason", "status"), [("stop", "ok"), ("length", "ok"), ("cancelled", "cancelled"), ("failed", "failed")]
 )
