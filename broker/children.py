@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 
 from broker import run_rules
@@ -40,7 +40,6 @@ class Child:
     log_from: int
     ready: bool = False
     restarts: int = 0
-    all_restarts: int = field(default=0)
 
 
 class Children:
@@ -111,7 +110,6 @@ class Children:
             child.process, child.log_from = self._spawn(child.name, child.room, child.arguments)
             child.ready = False
             child.restarts += 1
-            child.all_restarts += 1
             self._note()
 
     def mark_ready(self, room: str) -> None:

@@ -27,7 +27,7 @@ from broker.upkeep import Upkeep
 from common import limits, messages
 from common.clock import Clock
 from common.database import free_bytes, wal_bytes
-from common.metrics import Metrics
+from common.metrics import OUTCOMES, Metrics
 
 log = structlog.get_logger(room="broker.server")
 STORE_NAME = "broker.sqlite"
@@ -56,7 +56,7 @@ class Server:
         self._measured_at = 0.0
         self._listened_at, self._busy_s = clock.monotonic(), 0.0
         self._heard = True
-        self._ended = {"completed": 0, "failed": 0}
+        self._ended = dict.fromkeys(OUTCOMES, 0)
         self._seen: set[str] = set()
         self.stopping = False
         state.disk_free = free_bytes(folder)
@@ -162,6 +162,7 @@ class Server:
             if job.status == "validating":
                 checked = self.intake.step(job, self.clock.wall())
                 if checked is not None:
+                    self._ended["failed"] += checked.bad_stored
                     self._feed(checked)
             else:
                 self._end_waiting(job)
@@ -169,6 +170,7 @@ class Server:
     def _end_waiting(self, job: Job) -> None:
         code, message = jobs.NEVER_RAN[job.status]
         count, left = self.store.end_waiting(job, code, message, limits.END_LINES_A_TURN, self.clock.wall())
+        self._ended["cancelled" if job.status == "cancelling" else "expired"] += count
         self._feed(WaitingEnded(job.id, count, left))
 
     def _keep_house(self) -> None:

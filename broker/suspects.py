@@ -152,4 +152,5 @@ def _set_aside(job: Job, line: Line, now: Now, step: Step) -> None:
     )
     job.failed += 1
     job.dirty = True
+    step.note("line_ended", outcome="failed")
     step.note("line_set_aside", job=job.id, line=line.index, deaths=line.deaths)

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import limits
 from common.errors import UsageError
 
 GIB = 1024**3
@@ -105,11 +106,11 @@ class EngineSettings:
     device_pages_gib: int = 1
     host_pool_gib: float = 1.0
     concurrency: int = 8
-    context_tokens: int = 2048
+    context_tokens: int = limits.CONTEXT_TOKENS
     fit: str = "refuse"
     residency: str = "staged"
-    page_tokens: int = 256
-    chunk_tokens: int = 2048
+    page_tokens: int = limits.PAGE_TOKENS
+    chunk_tokens: int = limits.PREFILL_CHUNK_TOKENS
     slot_gib: float = 0.0
     """Size of one staging slot; 0 for just what ``concurrency`` histories of one layer need."""
     dtype: str = "auto"

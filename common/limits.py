@@ -22,8 +22,6 @@ REASON_MAX_CHARS = 4096
 """An explanation in words."""
 PAGE_MAX_COUNT = 2048
 """Items of one list in one message; longer lists travel in pages."""
-NESTING_MAX_DEPTH = 16
-"""Depth of arrays in a message: our deepest is 5."""
 BATCH_MAX_LINES = 256
 """Lines of one assignment."""
 BATCH_MAX_BYTES = 2 * 1024 * 1024
@@ -59,8 +57,8 @@ CONNECT_S = 1.0
 name that does not resolve says nothing, and the next endpoint may be the one that took over."""
 HANDSHAKE_S = 5.0
 """A wrong key is reported on both sides within this time."""
-STALL_MIN_S = 120.0
-"""Work held and no engine progress for this long (or ten predicted steps): the worker's process ends itself."""
+STALL_S = 120.0
+"""Work held and no engine progress (a step, a layer, a token) for this long: the worker's process ends itself."""
 CLOCK_JUMP_S = 60.0
 """Wall and monotonic clock that part by so much: the wall clock was set, or the machine slept; deadlines go with it."""
 DRAIN_S = 60.0
@@ -142,8 +140,10 @@ RING_STUCK_S = 5.0
 """Full with nothing in it (R6) for this long is a finding: a result on its way passes in milliseconds."""
 
 # -- engine -----------------------------------------------------------------------------------------------------
-PAGE_TOKENS_DEFAULT = 256
-"""Tokens of one page: few large copies, little waste for long histories."""
+CONTEXT_TOKENS = 2048
+"""Default longest prompt and answer together."""
+PAGE_TOKENS = 256
+"""Default tokens of one page: few large copies, little waste for long histories."""
 PREFILL_CHUNK_TOKENS = 2048
 """Default new rows of one step: prompts longer than this are prefilled over several steps."""
 STOP_STRINGS_MAX_COUNT = 16
@@ -189,7 +189,7 @@ def check() -> None:
         "descriptors are a power of two": RING_ENTRIES_COUNT & (RING_ENTRIES_COUNT - 1) == 0,
         "events for two steps of 128 layers in flight": EVENTS_COUNT >= 2 * 5 * 128,
         "an engine that is stuck says so before its worker is stalled": STEP_DEADLINE_S + QUARANTINE_DEADLINE_S
-        < STALL_MIN_S,
+        < STALL_S,
         "three step tables cover one step ahead": STEP_TABLES_COUNT >= 3,
     }
     broken = [words for words, holds in relations.items() if not holds]

@@ -50,7 +50,6 @@ class Metrics:
         self.messages_dropped = self._counter("messages_dropped", "Messages of stale sessions not acted on", "reason")
         # engine
         self.staged_bytes = self._counter("staged_bytes", "History bytes copied host to device over the link")
-        self.retained_bytes = self._counter("retained_bytes", "History bytes served from retained device pages (H3)")
         self.written_back_bytes = self._counter("written_back_bytes", "Changed rows copied device to host")
         self.step_seconds = Histogram(
             "haulier_step_seconds", "One pass over all layers", buckets=STEP_BUCKETS_S, registry=self.registry

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import typer
 
-from common import log, parent
+from common import limits, log, parent
 from common.cli import not_installed
 from common.config import EngineSettings, KeySettings, WorkerSettings, endpoints
 from common.errors import RefusedError
@@ -68,15 +68,20 @@ def worker(
     ),
     concurrency: int = typer.Option(8, "--concurrency", envvar="HAULIER_CONCURRENCY", help="Requests run at once."),
     context_tokens: int = typer.Option(
-        2048, "--context-tokens", envvar="HAULIER_CONTEXT_TOKENS", help="Longest prompt and answer together."
+        limits.CONTEXT_TOKENS,
+        "--context-tokens",
+        envvar="HAULIER_CONTEXT_TOKENS",
+        help="Longest prompt and answer.",
     ),
     fit: str = typer.Option("refuse", "--fit", envvar="HAULIER_FIT", help="refuse or shrink what does not fit."),
     residency: str = typer.Option(
         "staged", "--residency", envvar="HAULIER_RESIDENCY", help="staged, or full: the reference, all on the device."
     ),
-    page_tokens: int = typer.Option(256, "--page-tokens", envvar="HAULIER_PAGE_TOKENS", help="Tokens of one page."),
+    page_tokens: int = typer.Option(
+        limits.PAGE_TOKENS, "--page-tokens", envvar="HAULIER_PAGE_TOKENS", help="Tokens of one page."
+    ),
     chunk_tokens: int = typer.Option(
-        2048, "--chunk-tokens", envvar="HAULIER_CHUNK_TOKENS", help="Most new rows of one step."
+        limits.PREFILL_CHUNK_TOKENS, "--chunk-tokens", envvar="HAULIER_CHUNK_TOKENS", help="Most new rows of one step."
     ),
     slot_gib: float = typer.Option(
         0.0, "--slot-gib", envvar="HAULIER_SLOT_GIB", help="One staging slot; 0 for just what fits."

@@ -57,7 +57,7 @@ class EchoEngine:
         on_admitted: Callable[[Request], None],
     ) -> None:
         self.concurrency = concurrency
-        self.steps = self.tokens = 0
+        self.steps = self.layers = self.tokens = 0
         self.step_seconds: deque[float] = deque()
         """Always empty: an echo is no pass over layers."""
         self._consumer = consumer

@@ -38,7 +38,7 @@ class Figures:
         if built is None:
             return Snapshot()
         entries, size = built.producer.credit()
-        return Snapshot(self._ring, entries, size, built.engine.steps, built.engine.tokens)
+        return Snapshot(self._ring, entries, size, built.engine.steps, built.engine.layers, built.engine.tokens)
 
     def look(self, built: Machinery, now: float) -> None:
         """Sum up, audit and export, if it is time."""

@@ -83,8 +83,8 @@ class Snapshot:
     free_bytes: int = 0
     """The largest batch the ring would accept now."""
     steps: int = 0
+    layers: int = 0
     tokens: int = 0
-    predicted_step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

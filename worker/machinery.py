@@ -32,10 +32,15 @@ SAMPLE_BYTES = MIB
 
 
 class RunningEngine(Protocol):
-    """What the worker asks of an engine. ``steps`` and ``tokens`` only grow; any thread may read what is here."""
+    """What the worker asks of an engine; any thread. ``steps``, ``layers`` and ``tokens`` only grow."""
 
     steps: int
     tokens: int
+
+    @property
+    def layers(self) -> int:
+        """Attended so far, over all steps."""
+        ...
 
     @property
     def step_seconds(self) -> deque[float]:

@@ -179,7 +179,10 @@ class Outbox:
         return outcome
 
     def adopt(self, other: Outbox) -> int:
-        """Move the results of a dead worker's outbox here: durable here before they go there. How many."""
+        """Move the results of a dead worker's outbox here: durable here before they go there. How many.
+
+        A line answered here already for another store keeps both answers: the orphan's stays where it is, set aside.
+        """
         query = f"SELECT {_COLUMNS} FROM result WHERE aside IS NULL ORDER BY number"
         rows = other._connection.execute(query).fetchall()
         if not rows:
@@ -189,9 +192,16 @@ class Outbox:
             connection.executemany(
                 f"INSERT OR IGNORE INTO result ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
             )
+        stores = {
+            tuple(row[1:4]): self._connection.execute("SELECT store FROM result" + _RESULT, row[1:4]).fetchone()[0]
+            for row in rows
+        }
+        moved = [row[1:4] for row in rows if stores[tuple(row[1:4])] == row[0]]
+        staying = [row[1:4] for row in rows if stores[tuple(row[1:4])] != row[0]]
         with transaction(other._database) as connection:
-            connection.executemany("DELETE FROM result" + _RESULT, [row[1:4] for row in rows])
-        return len(rows)
+            connection.executemany("DELETE FROM result" + _RESULT, moved)
+            connection.executemany("UPDATE result SET aside = 'answered for another store'" + _RESULT, staying)
+        return len(moved)
 
     def tidy(self) -> None:
         """When there is nothing else to do: fold the log into the file and give free pages back."""

@@ -1,6 +1,7 @@
 """rules: an engine that holds work and makes no progress ends its process (S2): there is no third state.
 
-Time in which this process was stopped as a whole (SIGSTOP, a sleeping machine) is not held against the engine.
+A layer that went by is progress: one pass over a long history takes minutes on a slow machine. Time in which this
+process was stopped as a whole (SIGSTOP, a sleeping machine) is not held against the engine.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ class StallWatch:
     def __init__(self, now: float) -> None:
         self._progress_at = now
         self._seen_at = now
-        self._counters = (0, 0)
+        self._counters = (0, 0, 0)
         self._held = 0
-        self._predicted_step_s = 0.0
 
     def see(self, snapshot: Snapshot, held: int, now: float) -> bool:
         """The counters now, with ``held`` lines in the engine's hands. True if the process was stopped since."""
@@ -25,12 +25,11 @@ class StallWatch:
         if suspended:
             self._progress_at += now - self._seen_at
         self._seen_at = now
-        counters = (snapshot.steps, snapshot.tokens)
+        counters = (snapshot.steps, snapshot.layers, snapshot.tokens)
         if counters != self._counters or not held or not self._held:
             self._counters = counters
             self._progress_at = now
         self._held = held
-        self._predicted_step_s = snapshot.predicted_step_s
         return suspended
 
     def idle_s(self, now: float) -> float:
@@ -39,11 +38,11 @@ class StallWatch:
 
     def stalled(self, now: float) -> str:
         """The finding in words, or empty."""
-        bound = max(limits.STALL_MIN_S, 10 * self._predicted_step_s)
         idle = self.idle_s(now)
-        if idle <= bound:
+        if idle <= limits.STALL_S:
             return ""
         return (
-            f"the engine holds {self._held} lines and made no progress for {idle:.0f} s (at most {bound:.0f} s): "
-            f"{self._counters[0]} steps, {self._counters[1]} tokens"
+            f"the engine holds {self._held} lines and made no progress for {idle:.0f} s "
+            f"(at most {limits.STALL_S:.0f} s): "
+            "{} steps, {} layers, {} tokens".format(*self._counters)
         )

@@ -106,7 +106,7 @@ class SimWorker:
             return
         self._receive()
         self._work()
-        self._tell(on.Tick(on.Snapshot(RingReport(), RING[0], RING[1], self.steps, self.steps)))
+        self._tell(on.Tick(on.Snapshot(RingReport(), RING[0], RING[1], self.steps, 0, self.steps)))
         self._feed_ring()
         self._commit()
         self._speak()

@@ -353,6 +353,11 @@ class Engine:
             self._unread.remove(context.number)
             self.intake.read(context.entry)
 
+    @property
+    def layers(self) -> int:
+        """Layers attended so far, over all steps; any thread may ask."""
+        return self.route.attended
+
     def figures(self) -> EngineFigures:
         """As it stands; any thread may ask."""
         transport, scheduler = self.transport, self.scheduler

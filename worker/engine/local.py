@@ -24,7 +24,6 @@ from worker.engine.transport import Quarantine
 from worker.structures import Finished, Request, Sampling
 
 RING_ENTRIES_COUNT = 64
-RING_MIN_BYTES = 64 * 1024
 
 
 class LocalEngine:

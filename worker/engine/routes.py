@@ -41,6 +41,7 @@ class LiveStep:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """See ``StepAttention``."""
+        self.route.attended += 1
         return self.route.attend(self, layer, query, key, value, scale)
 
 
@@ -49,6 +50,8 @@ class Route:
 
     def __init__(self, device: Device, pool: DevicePool, addresses: Addresses) -> None:
         self.device = device
+        self.attended = 0
+        """Layers, over all steps."""
         self._arena = pool.arena
         self._addresses = addresses
         self._compute = device.queue(QueueName.COMPUTE)

@@ -85,9 +85,13 @@ class Bench:
         self.server.state.check()
         return [message for whom, message in self.link.said if whom == peer]
 
-    def submit(self, data: bytes) -> None:
+    def ended(self, outcome: str) -> float:
+        """The metric of lines that ended so."""
+        return self.metrics.lines.labels(outcome=outcome)._value.get()
+
+    def submit(self, data: bytes, lenient: bool = False) -> None:
         digest = hashlib.sha256(data).hexdigest()
-        self.turn(messages.Submit(1, JOB, "n", len(data), digest, False, 0, 0, "m"))
+        self.turn(messages.Submit(1, JOB, "n", len(data), digest, lenient, 0, 0, "m"))
         self.turn(messages.Chunk(2, JOB, 0, data), messages.Seal(3, JOB))
 
 
@@ -110,7 +114,7 @@ def test_a_job_end_to_end_and_nothing_is_said_before_its_commit(bench: Bench) ->
     assert [one.verdict for one in ack.verdicts] == ["stored"] * 3
     (info,) = bench.turn(messages.AskStatus(7, JOB))
     assert (info.status, info.completed) == ("completed", 3)
-    assert bench.metrics.lines.labels(outcome="completed")._value.get() == 3
+    assert bench.ended("completed") == 3
     assert bench.disk.spool.size(JOB) == 0
 
 
@@ -167,6 +171,18 @@ def test_a_cancelled_job_ends_in_slices(bench: Bench, monkeypatch: pytest.Monkey
     assert (info.status, info.failed) == ("cancelled", 5)
     audit = bench.turn(messages.AskAudit(1, JOB))[0]
     assert (audit.holds, audit.error_lines) == (True, 5)
+    assert bench.ended("cancelled") == 5
+    assert bench.ended("completed") == bench.ended("failed") == bench.ended("expired") == 0
+
+
+def test_a_line_that_ends_without_a_run_is_counted_too(bench: Bench) -> None:
+    """A bad line of a lenient job: the metric of ended lines adds up to the lines of the job."""
+    bench.submit(good_line(0) + b"no json\n", lenient=True)
+    bench.turn(hello())
+    session = bench.server.state.sessions[b"p"]
+    (batch,) = bench.turn(beat(session))
+    bench.turn(done(session, result(batch.lines[0].ref)))
+    assert (bench.ended("completed"), bench.ended("failed")) == (1, 1)
 
 
 def test_a_broker_that_was_replaced_stops_with_nothing_said(bench: Bench) -> None:

@@ -197,6 +197,7 @@ def test_a_line_that_ran_alone_at_every_death_is_set_aside_without_any_beat() ->
         if run <= limits.DEATHS_ALONE_MAX_COUNT:
             assert [ref.index for ref in batch(step)] == [0]
     assert [(one.idx, one.code) for one in wrote(step, StoreResult)] == [(0, "worker_died")]
+    assert [note.fields["outcome"] for note in step.notes if note.kind == "line_ended"] == ["failed"]
 
 
 def test_a_former_run_that_ended_in_order_blames_nobody() -> None:

@@ -15,6 +15,7 @@ from common import errors
         (errors.RefusedError, 4),
         (errors.CancelledError, 5),
         (errors.NotFinishedError, 6),
+        (errors.ReaderGone, 141),
         (errors.InvariantError, 70),
     ],
 )
@@ -36,5 +37,5 @@ def test_only_a_bug_ends_as_a_bug() -> None:
     classes = [
         value for value in vars(errors).values() if isinstance(value, type) and value.__module__ == errors.__name__
     ]
-    assert {found.exit_code for found in classes} == {2, 3, 4, 5, 6, 70}
+    assert {found.exit_code for found in classes} == {2, 3, 4, 5, 6, 70, 141}
     assert {found.__name__ for found in classes if found.exit_code == 70} == {"HaulierError", "InvariantError"}

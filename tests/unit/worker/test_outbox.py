@@ -204,6 +204,21 @@ def test_a_lost_stores_answer_stands_in_no_ones_way(box: Outbox) -> None:
     assert box.begin().aside == 1
 
 
+def test_an_orphans_answer_for_another_store_is_not_lost(tmp_path: Path, box: Outbox) -> None:
+    """Two volumes of workers, a broker's store lost between them: the same line was answered for each store."""
+    mine = box.begin().incarnation
+    box.write([do.Save(outcome(0, b"mine"), "fresh")], mine)
+    (tmp_path / "orphan").mkdir()
+    orphan = Outbox(tmp_path / "orphan")
+    theirs = orphan.begin().incarnation
+    orphan.write([do.Save(outcome(0, b"theirs"), "lost"), do.Save(outcome(1, b"other"), "lost")], theirs)
+    assert box.adopt(orphan) == 1
+    assert [(row[0].index, row[1]) for row in box.rows()] == [(0, "fresh"), (1, "lost")]
+    assert orphan.rows() == []
+    assert orphan.begin().aside == 1
+    orphan.close()
+
+
 def test_an_outbox_of_the_first_version_migrates_with_its_rows(tmp_path: Path) -> None:
     """An upgrade with finished work in the outbox: all of it is there, what was set aside too."""
     connection = sqlite3.connect(tmp_path / "outbox.db", isolation_level=None)

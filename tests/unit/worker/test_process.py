@@ -182,7 +182,7 @@ def test_an_engine_that_ends_ends_the_process(make: Any, broker: Scripted, monke
     """S2: no session without an engine: the broker must not see a worker that only beats."""
 
     class Dying:
-        steps = tokens = 0
+        steps = layers = tokens = 0
         step_seconds = ()
 
         def figures(self) -> EngineFigures:
