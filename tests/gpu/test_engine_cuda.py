@@ -12,7 +12,7 @@ import transformers
 
 from common.config import EngineSettings
 from worker.engine.admission import PagePool
-from worker.engine.bench import BenchSettings, bench
+from worker.engine.bench import BenchSettings, bench, bit_table
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel, from_config
 from worker.engine.retention import Retention
@@ -122,3 +122,11 @@ def test_the_bench_reaches_the_floor_with_equal_bits() -> None:
     assert found["bitwise"] is True
     assert found["resident_repeats"] is True
     assert found["of_floor"] is not None
+
+
+def test_the_table_of_bits_is_12_of_12_in_bf16() -> None:
+    """H4, in life: ``haulier bench engine --cells --geometry d16``."""
+    found = bit_table(BenchSettings("d16", device="cuda:0"))
+    print(json.dumps({name: value for name, value in found.items() if name != "cells"}))
+    assert found["passed"], [cell for cell in found["cells"] if not cell["passed"]]
+    assert set(found["routes"].values()) == {12}

@@ -10,7 +10,8 @@ import importlib
 import math
 import platform
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from common.config import GIB, EngineSettings
 from common.errors import InvariantError, UsageError
 from worker.engine.admission import PagePool
+from worker.engine.cells import CONTEXT_PAGES, ROUTES, Row, table
 from worker.engine.device import Device, QueueName
 from worker.engine.device_pool import Rows
 from worker.engine.fit import rounded_up
@@ -98,7 +100,7 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
     """Measure. Raises ``RefusedError`` when it does not fit, naming the setting."""
     device = open_device(settings.device)
     cuda = device.torch_device.type == "cuda"
-    dtype = DTYPES[settings.dtype] if settings.dtype != "auto" else (torch.bfloat16 if cuda else torch.float32)
+    dtype = _dtype(settings, device)
     context_tokens = settings.length + settings.answer_tokens
     config = shape_config(settings.geometry, context_tokens)
     before, source = _device_bytes(device)
@@ -142,6 +144,47 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
     if settings.compare:
         figures |= _compare(loaded, settings, staged)
     return figures | {"device": _device_name(device), "versions": _versions()}
+
+
+def bit_table(settings: BenchSettings, told: Callable[[Row], None] = lambda row: None) -> dict[str, Any]:
+    """H4's table of cells (``cells.table``) for random weights of a geometry; ``told`` sees each row as it comes.
+
+    Of ``settings`` only geometry, device, dtype and page_tokens count. ``passed`` says whether every cell did.
+    """
+    device = open_device(settings.device)
+    dtype = _dtype(settings, device)
+    context_tokens = CONTEXT_PAGES * settings.page_tokens
+    config = shape_config(settings.geometry, context_tokens)
+    loaded = from_config(config, device, dtype, context_tokens, settings.geometry)
+    base = EngineSettings(
+        model=settings.geometry, device=settings.device, page_tokens=settings.page_tokens, dtype=settings.dtype
+    )
+    began, rows = time.perf_counter(), []
+    for row in table(lambda: _again(loaded, settings), base):
+        told(row)
+        rows.append(row)
+    cells = [cell for row in rows for cell in row.cells]
+    routes = {route: [cell for cell in cells if cell.route == route] for route in ROUTES}
+    repeats = sum(row.repeats for row in rows)
+    return {
+        "geometry": settings.geometry,
+        "dtype": str(dtype).removeprefix("torch."),
+        "page_tokens": settings.page_tokens,
+        "passed": bool(rows) and repeats == len(rows) and all(cell.passed for cell in cells),
+        "of": len(rows),
+        "resident_repeats": repeats,
+        "routes": {route: sum(cell.passed for cell in found) for route, found in routes.items()},
+        "cells": [asdict(cell) | {"passed": cell.passed} for cell in cells],
+        "seconds": round(time.perf_counter() - began, 2),
+        "device": _device_name(device),
+        "versions": _versions(),
+    }
+
+
+def _dtype(settings: BenchSettings, device: Device) -> torch.dtype:
+    if settings.dtype != "auto":
+        return DTYPES[settings.dtype]
+    return torch.bfloat16 if device.torch_device.type == "cuda" else torch.float32
 
 
 def _compare(loaded: LoadedModel, settings: BenchSettings, staged: Run) -> dict[str, Any]:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from common.config import EngineSettings
-from common.errors import InvariantError
+from worker.engine.cells import Outcome, Scenario, play
 from worker.engine.device import Device, QueueName
 from worker.engine.event_pool import (
     DoubleReleaseError,
@@ -24,7 +23,6 @@ from worker.engine.event_pool import (
     StaleEventError,
 )
 from worker.engine.lanes import Temperament
-from worker.engine.local import LocalEngine
 from worker.engine.model import from_config
 from worker.engine.race_checks import CheckFailed, Make
 from worker.engine.virtual_device import VirtualDevice
@@ -94,19 +92,20 @@ def bits(make: Make, head_dim: int) -> str:
         for route, retain in (("streamed", "off"), ("retained", "on")):
             _same(reference, _answers(open_one(), dtype, head_dim, "staged", retain), f"{route}, {words}")
     how = "streamed and retained, " + ", ".join(words for words, _ in ways)
-    return f"{len(reference)} steps of {str(dtype).removeprefix('torch.')} equal: {how}"
+    return f"{len(reference.steps)} steps of {str(dtype).removeprefix('torch.')} equal: {how}"
 
 
-def _same(one: list[Any], other: list[Any], words: str) -> None:
-    if [plan for plan, _ in one] != [plan for plan, _ in other]:
+def _same(one: Outcome, other: Outcome, words: str) -> None:
+    if [plan for plan, _ in one.steps] != [plan for plan, _ in other.steps]:
         raise CheckFailed(f"{words}: the schedules differ")
-    wrong = [step for step, pair in enumerate(zip(one, other, strict=True)) if not torch.equal(pair[0][1], pair[1][1])]
+    steps = len(one.steps)
+    wrong = [step for step in range(steps) if not torch.equal(one.steps[step][1], other.steps[step][1])]
     if wrong:
-        raise CheckFailed(f"{words}: logits differ at {len(wrong)} of {len(one)} steps, first at step {wrong[0]}")
+        raise CheckFailed(f"{words}: logits differ at {len(wrong)} of {steps} steps, first at step {wrong[0]}")
 
 
-def _answers(device: Device, dtype: torch.dtype, head_dim: int, residency: str, retain: str = "off") -> list[Any]:
-    """Five requests over three segments, one cancelled: each step's schedule and logits."""
+def _answers(device: Device, dtype: torch.dtype, head_dim: int, residency: str, retain: str = "off") -> Outcome:
+    """Five requests over three segments, one cancelled."""
     import transformers
 
     config = transformers.AutoConfig.for_model(
@@ -118,24 +117,8 @@ def _answers(device: Device, dtype: torch.dtype, head_dim: int, residency: str, 
         "random", device=device.name, host_pool_gib=0.05, concurrency=3, context_tokens=CONTEXT_TOKENS, page_tokens=32,
         chunk_tokens=48, residency=residency, retain=retain,
     )  # fmt: skip
-    steps: list[Any] = []
-
-    def watch(plan: Any, logits: torch.Tensor) -> None:
-        steps.append((tuple((s.context.number, s.start, s.rows) for s in plan.shares), logits.clone()))
-
-    local = LocalEngine(from_config(config, device, dtype, CONTEXT_TOKENS), settings, watch=watch)
-    chance = torch.Generator().manual_seed(head_dim)
-    prompts = [torch.randint(1, VOCABULARY, (length,), generator=chance).tolist() for length in PROMPTS]
-    local.submit(
-        prompts, [Sampling(ANSWER_TOKENS, temperature=0.5 * (one % 2), seed=one) for one in range(len(prompts))]
+    prompts = tuple(
+        (length, Sampling(ANSWER_TOKENS, temperature=0.5 * (one % 2), seed=one)) for one, length in enumerate(PROMPTS)
     )
-    turn = 0
-    while local.step():
-        turn += 1
-        if turn == CANCEL_AT:
-            local.cancel([CANCELLED])
-    local.engine.check()
-    ended = local.close()
-    if not ended.proved or len(local.finished) != len(prompts):
-        raise InvariantError(f"the engine ended with {len(local.finished)} answers: {ended.reason}")
-    return steps
+    script = Scenario(prompts, {0: tuple(range(len(prompts)))}, {CANCEL_AT: (CANCELLED,)})
+    return play(from_config(config, device, dtype, CONTEXT_TOKENS), settings, script)

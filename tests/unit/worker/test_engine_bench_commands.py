@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
+from common.errors import UsageError
+from worker.engine.routes import StagedRoute
 from worker.engine_bench_commands import register
+
+CELLS = ["engine", "--cells", "--geometry", "tiny", "--device", "cpu", "--page-tokens", "4"]
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    return app
 
 
 def test_it_prints_one_json_object() -> None:
     """In life: ``haulier bench engine --geometry tiny --json`` in a script."""
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    register(app)
+    app = _app()
     asked = ["engine", "--geometry", "tiny", "--contexts", "2", "--length", "20", "--steps", "2", "--device", "cpu"]
     result = CliRunner().invoke(app, [*asked, "--json"])
     assert result.exit_code == 0, result.output
@@ -22,3 +34,38 @@ def test_it_prints_one_json_object() -> None:
     for name in ("link_gbps", "floor_tokens_s", "tokens_s", "of_floor", "ms_step", "peak_gb", "bitwise", "device"):
         assert name in found
     assert CliRunner().invoke(app, asked).exit_code == 0
+
+
+def test_the_table_of_bits_is_12_of_12_on_every_route() -> None:
+    """H4, in life: ``haulier bench engine --cells`` before a machine is trusted with a run."""
+    result = CliRunner().invoke(_app(), [*CELLS, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout[result.stdout.index("{\n") :])
+    assert (found["passed"], found["of"], found["resident_repeats"]) == (True, 12, 12)
+    assert found["routes"] == {"streamed": 12, "retained": 12, "retained in part": 12}
+    assert len(found["cells"]) == 36
+    assert all(cell["equal"] == cell["steps"] > 0 for cell in found["cells"])
+
+
+def test_a_row_that_is_never_written_back_turns_the_table_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the streamed route forgets one layer's rows; the words say where, the exit status that."""
+    original = StagedRoute._write_back
+
+    def write_back(self, live, layer, where):  # type: ignore[no-untyped-def]
+        work = original(self, live, layer, where)
+        return replace(work, fn=lambda: None) if layer == 1 else work
+
+    monkeypatch.setattr(StagedRoute, "_write_back", write_back)
+    result = CliRunner().invoke(_app(), CELLS)
+    assert result.exit_code == 1, result.output
+    assert "DIFFERS" in result.stdout
+    assert re.search(r"streamed +0 of 12 cells", result.stdout)
+    assert re.search(r"retained +12 of 12 cells", result.stdout)
+    assert re.search(r"resident repeats +12 of 12", result.stdout)
+
+
+def test_an_option_that_the_table_would_ignore_is_refused() -> None:
+    """In life: ``--cells --contexts 64`` measures four whatever was asked."""
+    result = CliRunner().invoke(_app(), [*CELLS, "--contexts", "64", "--fill", "random"])
+    assert isinstance(result.exception, UsageError)
+    assert "--contexts, --fill" in str(result.exception)

@@ -1,26 +1,29 @@
 """values: small random models and scripted runs of the whole engine on the calling thread, for tests of many modules.
 
 A scenario says which prompts arrive and which are cancelled before which step; the same scenario runs on either route,
-under any temperament, and yields every step's plan and logits.
+under any temperament, and yields every step's plan and logits (``worker.engine.cells``, home of the table of cells).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
 
 from common.config import EngineSettings
+from worker.engine import cells
 from worker.engine.admission import PagePool
+from worker.engine.cells import Outcome, Scenario, play, same, together
 from worker.engine.lanes import Temperament
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel, from_config
 from worker.engine.retention import Retention
 from worker.engine.virtual_device import VirtualDevice
-from worker.structures import Finished, Sampling
+from worker.structures import Sampling
+
+__all__ = ["Outcome", "Scenario", "same", "together"]
 
 VOCABULARY = 97
 CONTEXT = 48
@@ -68,23 +71,7 @@ def settings(**changes: Any) -> EngineSettings:
 
 def prompt(length: int, salt: int = 0) -> list[int]:
     """Distinct data: no two prompts share rows."""
-    chance = torch.Generator().manual_seed(1000 * salt + length)
-    return torch.randint(1, VOCABULARY, (length,), generator=chance).tolist()
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """``prompts`` of (length, sampling), published in batches before the steps in ``arrive``; cancels likewise."""
-
-    prompts: tuple[tuple[int, Sampling], ...]
-    arrive: dict[int, tuple[int, ...]]
-    cancel: dict[int, tuple[int, ...]] = field(default_factory=dict)
-
-
-def together(*lengths: int, tokens: int = 5, **sampling: Any) -> Scenario:
-    """All at once."""
-    prompts = tuple((length, Sampling(tokens, **sampling)) for length in lengths)
-    return Scenario(prompts, {0: tuple(range(len(lengths)))})
+    return cells.prompt(length, salt, VOCABULARY)
 
 
 CHURN = Scenario(
@@ -104,19 +91,6 @@ CHURN = Scenario(
 """Contexts join, finish and are cancelled while others run, of unequal lengths, more than there are segments."""
 
 
-@dataclass
-class Outcome:
-    """What a run gave. ``steps`` has one (which contexts with how many rows, logits) a step."""
-
-    steps: list[tuple[tuple[tuple[int, int, int], ...], torch.Tensor]]
-    finished: dict[int, Finished]
-    local: LocalEngine
-
-    @property
-    def tokens(self) -> dict[int, tuple[int, ...]]:
-        return {number: one.token_ids for number, one in self.finished.items()}
-
-
 def run(
     loaded: LoadedModel,
     scenario: Scenario,
@@ -124,35 +98,7 @@ def run(
     **changes: Any,
 ) -> Outcome:
     """Run a scenario to its end, books checked at every step, everything given back at the end."""
-    steps: list[Any] = []
-
-    def watch(plan: Any, logits: torch.Tensor) -> None:
-        steps.append((tuple((s.context.number, s.start, s.rows) for s in plan.shares), logits.clone()))
-
-    local = LocalEngine(loaded, settings(**changes), watch=watch)
-    prepare(local)
-    turn, last = 0, max([*scenario.arrive, *scenario.cancel])
-    try:
-        while True:
-            arriving = scenario.arrive.get(turn, ())
-            if arriving:
-                chosen = [scenario.prompts[number] for number in arriving]
-                local.submit(
-                    [prompt(length, salt) for salt, (length, _) in zip(arriving, chosen, strict=True)],
-                    [sampling for _, sampling in chosen],
-                )
-            if turn in scenario.cancel:
-                local.cancel(scenario.cancel[turn])
-            worked = local.step()
-            local.engine.check()
-            turn += 1
-            if not worked and turn > last:
-                break
-        at_rest(local)
-    finally:
-        ended = local.close()
-    assert ended.proved, ended
-    return Outcome(steps, dict(local.finished), local)
+    return play(loaded, settings(**changes), scenario, prepare, at_rest)
 
 
 def at_rest(local: LocalEngine) -> None:
@@ -168,14 +114,6 @@ def at_rest(local: LocalEngine) -> None:
     figures = local.producer.figures()
     assert figures.taken == figures.returned
     assert figures.entries_live == 0
-
-
-def same(one: Outcome, other: Outcome) -> bool:
-    """Whether two runs had the same schedule and the same bits in every step's logits."""
-    return len(one.steps) == len(other.steps) and all(
-        plan == plan_ and torch.equal(logits, logits_)
-        for (plan, logits), (plan_, logits_) in zip(one.steps, other.steps, strict=True)
-    )
 
 
 def expected(loaded: LoadedModel, ids: list[int], tokens: int) -> list[int]:

@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from common.errors import InvariantError, RefusedError
-from tests.unit.worker.engine import rigs
+from tests.unit.worker.engine import faults, rigs
 from worker.engine.device import RaceError
-from worker.engine.device_pool import Rows
 from worker.engine.lanes import Temperament
 from worker.engine.local import LocalEngine
 from worker.engine.routes import StagedRoute
-from worker.engine.step import PackedStep
 from worker.engine.transport import Edge
 from worker.structures import Sampling
 
@@ -89,56 +87,7 @@ def test_a_small_slot_makes_contexts_wait_and_keeps_bits() -> None:
 # -- controls: the gate must be able to fail ----------------------------------------------------------------------
 
 
-def _stale_row(route: StagedRoute) -> None:
-    """One row of layer 1 never reaches the host: from then on a stale row is staged."""
-    original = route._write_back
-
-    def write_back(live, layer, where):  # type: ignore[no-untyped-def]
-        work = original(live, layer, where)
-        if layer != 1 or live.packed.step != 3:
-            return work
-        target, index = route._host.device_rows[layer], live.tensors["host_rows"][:1]
-        before = Rows(target.key[index].clone(), target.value[index].clone())
-
-        def scatter() -> None:
-            work.fn()
-            target.key[index], target.value[index] = before.key, before.value
-
-        return replace(work, fn=scatter)
-
-    route._write_back = write_back  # type: ignore[method-assign]
-
-
-def _swapped_rows(route: StagedRoute) -> None:
-    """Two contexts' histories change places in one layer of one step."""
-    original = route._stage
-
-    def stage(packed: PackedStep, layer: int) -> None:
-        runs = list(packed.runs)
-        if packed.step == 4 and layer == 0:
-            runs[0], runs[1] = (
-                replace(runs[0], segment=runs[1].segment),
-                replace(runs[1], segment=runs[0].segment),
-            )
-        original(replace(packed, runs=tuple(runs)), layer)
-
-    route._stage = stage  # type: ignore[method-assign]
-
-
-def _wrong_layer(route: StagedRoute) -> None:
-    """Attention reads the other slot, which holds another layer."""
-    original = route._call
-
-    def call(live, where, *rest):  # type: ignore[no-untyped-def]
-        if live.packed.step == 5:
-            layers = live.layers
-            where = next(other for other in layers if other.slot_first != where.slot_first)
-        return original(live, where, *rest)
-
-    route._call = call  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("fault", [None, _stale_row, _swapped_rows, _wrong_layer])
+@pytest.mark.parametrize("fault", [None, faults.stale_row, faults.swapped_rows, faults.wrong_layer])
 def test_the_gate_turns_red(reference: rigs.Outcome, fault) -> None:  # type: ignore[no-untyped-def]
     """A stale row, two contexts' rows swapped, the wrong layer's slot: each changes bits; without a fault none do."""
 

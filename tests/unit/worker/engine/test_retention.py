@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from common.errors import InvariantError
 from tests.unit.worker.engine import rigs
 from worker.engine.admission import PagePool, Reason
+from worker.engine.cells import COMPANIES, LENGTHS, ROUTES, cell, play_cell
 from worker.engine.device import RaceError
 from worker.engine.lanes import Temperament
 from worker.engine.local import LocalEngine
@@ -22,25 +23,8 @@ from worker.engine.retention import Placement, Retention
 from worker.engine.routes import StagedRoute
 from worker.engine.transport import Edge
 from worker.engine.virtual_device import VirtualDevice
-from worker.structures import Sampling
 
 PAGE = rigs.PAGE
-LENGTHS = {"short": 3, "page-aligned": 8, "one past a page": 9, "long": 40}
-COMPANY = ("one", "four equal", "eight mixed with churn")
-ROUTES = {"streamed": {"retain": "off"}, "retained": {"retain": "on"}, "retained in part": {"retain": "on"}}
-PART_PAGES = 10
-"""Fewer than the cells' histories need together: pages are taken, lost and kept in part."""
-
-
-def scenario(company: str, length: int) -> rigs.Scenario:
-    """A cell's requests; the churn joins, finishes and cancels around the cell's length."""
-    if company == "one":
-        return rigs.together(length, tokens=4)
-    if company == "four equal":
-        return rigs.together(*[length] * 4, tokens=4)
-    around = [max(1, min(40, length + shift)) for shift in (0, 1, -1, 0, 4, -4, 2, 0)]
-    prompts = tuple((one, Sampling(2 + number)) for number, one in enumerate(around))
-    return rigs.Scenario(prompts, {0: (0, 1), 1: (2, 3, 4), 4: (5, 6), 6: (7,)}, {5: (4,), 8: (6,)})
 
 
 @cache
@@ -54,29 +38,28 @@ def model(temperament: Temperament = Temperament.EAGER, seed: int = 1) -> Loaded
     return replace(made(), device=VirtualDevice(temperament, seed))
 
 
+BASE = rigs.settings()
+
+
 @cache
-def reference(company: str, length: int) -> rigs.Outcome:
+def reference(company: str, length: str) -> rigs.Outcome:
     """The cell with everything resident."""
-    return rigs.run(model(), scenario(company, length), residency="full", concurrency=4)
+    return play_cell(model(), BASE, None, company, length, rested=rigs.at_rest)
 
 
 @pytest.mark.parametrize(
     ("company", "temperament"),
-    [(company, Temperament.RANDOM) for company in COMPANY]
-    + [(COMPANY[-1], one) for one in Temperament if one is not Temperament.RANDOM],
+    [(company, Temperament.RANDOM) for company in COMPANIES]
+    + [(COMPANIES[-1], one) for one in Temperament if one is not Temperament.RANDOM],
 )
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_cells_have_the_bits_of_the_reference(company: str, length: str, route: str, temperament: Temperament) -> None:
     """H4: the table of cells. Each route makes the call of the reference over other rows of one arena."""
-    cell = scenario(company, LENGTHS[length])
-    part = rigs.retaining(4 if company == "one" else PART_PAGES)
-    prepare = part if route == "retained in part" else lambda local: None
-    outcome = rigs.run(model(temperament), cell, prepare, concurrency=4, **ROUTES[route])
-    assert rigs.same(outcome, reference(company, LENGTHS[length]))
-    hits, staged = outcome.local.engine.hit_bytes, outcome.local.engine.transport.bytes_in
-    assert (hits > 0) == (route != "streamed")
-    assert (staged == 0) == (route == "retained") or length != "long"
+    outcome = play_cell(model(temperament), BASE, route, company, length, rested=rigs.at_rest)
+    found = cell(route, company, length, PAGE, outcome, reference(company, length))
+    assert (found.taken, found.equal) == (True, found.steps), found
+    assert outcome.finished == reference(company, length).finished
 
 
 # -- controls -----------------------------------------------------------------------------------------------------
@@ -130,13 +113,12 @@ def test_the_gate_turns_red_on_retained_pages(fault: Any) -> None:
     """Pages swapped, another layer's, or never kept: each changes bits; without a fault none do."""
 
     def prepare(local: LocalEngine) -> None:
-        rigs.retaining(PART_PAGES)(local)
         if fault is not None:
             fault(local.engine.route)
 
-    cell = ("four equal", 40)
-    outcome = rigs.run(model(), scenario(*cell), prepare, concurrency=4, retain="on")
-    assert rigs.same(outcome, reference(*cell)) == (fault is None)
+    where = ("4 equal", "long")
+    outcome = play_cell(model(), BASE, "retained in part", *where, prepare, rigs.at_rest)
+    assert rigs.same(outcome, reference(*where)) == (fault is None)
 
 
 def test_the_gate_turns_red_on_a_row_in_place() -> None:
@@ -158,9 +140,9 @@ def test_the_gate_turns_red_on_a_row_in_place() -> None:
 
         retention.place = place  # type: ignore[method-assign]
 
-    cell = ("four equal", 9)
-    outcome = rigs.run(model(), scenario(*cell), prepare, concurrency=4, retain="on")
-    assert not rigs.same(outcome, reference(*cell))
+    where = ("4 equal", "one past a page")
+    outcome = play_cell(model(), BASE, "retained", *where, prepare, rigs.at_rest)
+    assert not rigs.same(outcome, reference(*where))
 
 
 @pytest.mark.parametrize(
@@ -177,12 +159,11 @@ def test_a_missing_edge_of_a_retained_stage_is_found(edge: Edge, temperament: Te
     layers = 1 if edge is Edge.ATTENTION_BEFORE_MATERIALISE else 3  # with more, a slot's readers imply it
 
     def prepare(local: LocalEngine) -> None:
-        rigs.retaining(PART_PAGES)(local)
         local.engine.transport._omit = frozenset(omitted)
 
     loaded = rigs.model(temperament, num_hidden_layers=layers)
     with pytest.raises(RaceError):
-        rigs.run(loaded, scenario("four equal", 40), prepare, concurrency=4, retain="on")
+        play_cell(loaded, BASE, "retained in part", "4 equal", "long", prepare)
 
 
 # -- rules alone --------------------------------------------------------------------------------------------------

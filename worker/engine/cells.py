@@ -1,0 +1,284 @@
+"""shell: H4 as a table: companies of contexts by lengths, on each route, bit for bit against ``--residency full``.
+
+A ``Scenario`` says which prompts arrive and which are cancelled before which step; ``play`` runs it on the calling
+thread and keeps each step's schedule and logits. A cell of a route is equal when every step has the schedule of the
+reference and its logits are ``torch.equal``; it counts only if the route was really taken, which its bytes show. Knows
+no command.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from common.config import GIB, EngineSettings
+from common.errors import InvariantError
+from worker.engine.admission import PagePool
+from worker.engine.geometry import Geometry
+from worker.engine.local import LocalEngine
+from worker.engine.model import LoadedModel
+from worker.engine.retention import Retention
+from worker.engine.scheduler import StepPlan
+from worker.structures import Finished, Sampling
+
+COMPANIES = ("1 context", "4 equal", "8 mixed with churn")
+LENGTHS = ("short", "page-aligned", "one past a page", "long")
+ROUTES = ("streamed", "retained", "retained in part")
+"""Everything comes over the link; whole histories in place in device pages; some pages kept, the rest over the link."""
+CONCURRENCY = 4
+"""Segments of the host pool: the eight contexts of the churn share them."""
+CONTEXT_PAGES, CHUNK_PAGES = 12, 2
+ALONE_PAGES, PART_PAGES = 4, 10
+"""Device pages of the route in part, for one context and for more: fewer than their long histories, no fewer than their
+floors, so that pages are taken, lost and kept."""
+
+Prepare = Callable[[LocalEngine], None]
+"""Sees an engine before its first step, or after its last one."""
+Step = tuple[tuple[tuple[int, int, int], ...], torch.Tensor]
+"""Which contexts computed which rows (number, first row, rows), and the logits."""
+
+
+def _nothing(local: LocalEngine) -> None:
+    """For ``Prepare`` where there is nothing to do."""
+
+
+# -- scenarios ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``prompts`` of (length, sampling), published in batches before the steps in ``arrive``; cancels likewise."""
+
+    prompts: tuple[tuple[int, Sampling], ...]
+    arrive: dict[int, tuple[int, ...]]
+    cancel: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+def together(*lengths: int, tokens: int = 5, **sampling: Any) -> Scenario:
+    """All at once."""
+    prompts = tuple((length, Sampling(tokens, **sampling)) for length in lengths)
+    return Scenario(prompts, {0: tuple(range(len(lengths)))})
+
+
+def tokens_of(length: str, page: int) -> int:
+    """Prompt tokens of one of ``LENGTHS``."""
+    return (page - 1, 2 * page, 2 * page + 1, 10 * page)[LENGTHS.index(length)]
+
+
+def scenario(company: str, length: str, page: int) -> Scenario:
+    """A cell's requests. The churn joins and finishes at unequal lengths around the cell's; one context is cancelled
+    while it decodes, one before it has a token."""
+    rows = tokens_of(length, page)
+    if company == COMPANIES[0]:
+        return together(rows, tokens=4)
+    if company == COMPANIES[1]:
+        return together(*[rows] * 4, tokens=4)
+    most = tokens_of("long", page)
+    around = [max(1, min(most, rows + shift)) for shift in (0, 1, -1, 0, page, -page, 2, 0)]
+    answers = (1, 2, 8, 3, 5, 6, 4, 7)
+    decodes = 3 + sum(around[:3]) // (CHUNK_PAGES * page)
+    cancel: dict[int, tuple[int, ...]] = {decodes: (2,)}
+    cancel[8] = (*cancel.get(8, ()), 6)
+    prompts = tuple((one, Sampling(tokens)) for one, tokens in zip(around, answers, strict=True))
+    return Scenario(prompts, {0: (0, 1), 1: (2, 3, 4), 4: (5, 6), 6: (7,)}, cancel)
+
+
+def prompt(length: int, salt: int, vocabulary: int) -> list[int]:
+    """Distinct data: no two prompts share rows."""
+    chance = torch.Generator().manual_seed(1000 * salt + length)
+    return torch.randint(1, vocabulary, (length,), generator=chance).tolist()
+
+
+# -- playing ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """What a run gave, with one ``Step`` a step."""
+
+    steps: list[Step]
+    finished: dict[int, Finished]
+    local: LocalEngine
+
+    @property
+    def tokens(self) -> dict[int, tuple[int, ...]]:
+        return {number: tuple(one.token_ids) for number, one in self.finished.items()}
+
+
+def play(
+    loaded: LoadedModel,
+    settings: EngineSettings,
+    script: Scenario,
+    prepare: Prepare = _nothing,
+    rested: Prepare = _nothing,
+) -> Outcome:
+    """Run a scenario to its end, books checked at every step; ``rested`` looks once nothing runs any more."""
+    steps: list[Step] = []
+
+    def watch(plan: StepPlan, logits: torch.Tensor) -> None:
+        steps.append((tuple((s.context.number, s.start, s.rows) for s in plan.shares), logits.clone()))
+
+    tokens = sum(length for length, _ in script.prompts)
+    ring_bytes = 1 << max(20, math.ceil(math.log2(8 * tokens)))
+    local = LocalEngine(loaded, settings, ring_bytes=ring_bytes, watch=watch)
+    try:
+        prepare(local)
+        for _ in _turns(local, script, loaded.geometry.vocabulary):
+            local.engine.check()
+        rested(local)
+    finally:
+        ended = local.close()
+    if not ended.proved or len(local.finished) != len(script.prompts):
+        raise InvariantError(f"the engine ended with {len(local.finished)} answers: {ended.reason}")
+    return Outcome(steps, dict(local.finished), local)
+
+
+def _turns(local: LocalEngine, script: Scenario, vocabulary: int) -> Iterator[int]:
+    """Each step once it was taken, until nothing is left to do and nothing more comes."""
+    turn, last = 0, max([*script.arrive, *script.cancel])
+    worked = True
+    while worked or turn <= last:
+        arriving = script.arrive.get(turn, ())
+        if arriving:
+            chosen = [script.prompts[number] for number in arriving]
+            local.submit(
+                [prompt(length, salt, vocabulary) for salt, (length, _) in zip(arriving, chosen, strict=True)],
+                [sampling for _, sampling in chosen],
+            )
+        if turn in script.cancel:
+            local.cancel(script.cancel[turn])
+        worked = local.step()
+        yield turn
+        turn += 1
+
+
+def equal_steps(one: Outcome, other: Outcome) -> int:
+    """Steps in which both ran the same schedule and have the same bits."""
+    return sum(
+        plan == plan_ and torch.equal(logits, logits_)
+        for (plan, logits), (plan_, logits_) in zip(one.steps, other.steps, strict=False)
+    )
+
+
+def same(one: Outcome, other: Outcome) -> bool:
+    """Whether two runs had the same schedule and the same bits in every step's logits."""
+    return len(one.steps) == len(other.steps) == equal_steps(one, other)
+
+
+# -- the table ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of one route. ``taken`` says that its bytes are those of the route: hits on a retained one alone."""
+
+    route: str
+    company: str
+    length: str
+    tokens: int
+    """Of the cell's prompts, which the churn varies."""
+    steps: int
+    equal: int
+    hit_bytes: int
+    staged_bytes: int
+
+    @property
+    def taken(self) -> bool:
+        """Short histories lie whole in few pages: only long ones must be in part on the device, in part not."""
+        if self.route == "streamed":
+            return not self.hit_bytes and self.staged_bytes > 0
+        return self.hit_bytes > 0 and (
+            not self.staged_bytes if self.route == "retained" else self.length != "long" or self.staged_bytes > 0
+        )
+
+    @property
+    def passed(self) -> bool:
+        return 0 < self.steps == self.equal and self.taken
+
+
+def cell_settings(geometry: Geometry, base: EngineSettings, route: str | None) -> EngineSettings:
+    """Pools as large as the cells need, of the same size on every route; None is the reference."""
+    rows = CONCURRENCY * CONTEXT_PAGES * base.page_tokens
+    pages_gib = math.ceil((2 * geometry.layers + 2) * rows * geometry.layer_token_bytes / GIB)
+    return replace(
+        base,
+        device_pages_gib=max(1, pages_gib),
+        host_pool_gib=math.ceil(rows * geometry.token_bytes / GIB * 1024) / 1024,
+        concurrency=CONCURRENCY,
+        context_tokens=CONTEXT_PAGES * base.page_tokens,
+        chunk_tokens=CHUNK_PAGES * base.page_tokens,
+        residency="full" if route is None else "staged",
+        retain="on" if route in ROUTES[1:] else "off",
+    )
+
+
+def in_part(company: str, page: int) -> Prepare:
+    """History is kept in few pages; nobody is parked, so that the schedule stays the reference's."""
+
+    def prepare(local: LocalEngine) -> None:
+        pool = PagePool(ALONE_PAGES if company == COMPANIES[0] else PART_PAGES)
+        local.engine.scheduler.retention = Retention(pool, page)
+        local.engine.scheduler.turns = None
+
+    return prepare
+
+
+def play_cell(
+    fresh: LoadedModel,
+    base: EngineSettings,
+    route: str | None,
+    company: str,
+    length: str,
+    prepare: Prepare = _nothing,
+    rested: Prepare = _nothing,
+) -> Outcome:
+    """One cell on one route, or with everything resident (None). ``fresh`` is the model on a device nobody used."""
+
+    def prepared(local: LocalEngine) -> None:
+        if route == "retained in part":
+            in_part(company, base.page_tokens)(local)
+        prepare(local)
+
+    settings = cell_settings(fresh.geometry, base, route)
+    return play(fresh, settings, scenario(company, length, base.page_tokens), prepared, rested)
+
+
+def cell(route: str, company: str, length: str, page: int, outcome: Outcome, reference: Outcome) -> Cell:
+    """What the cell's run says beside the reference."""
+    engine, steps = outcome.local.engine, max(len(outcome.steps), len(reference.steps))
+    return Cell(
+        route, company, length, tokens_of(length, page), steps, equal_steps(outcome, reference), engine.hit_bytes,
+        engine.transport.bytes_in,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A company at a length: one ``Cell`` a route. The first control is that the reference repeats itself."""
+
+    repeats: bool
+    cells: tuple[Cell, ...]
+
+
+def table(
+    fresh: Callable[[], LoadedModel],
+    base: EngineSettings,
+    prepare: Prepare = _nothing,
+    companies: Sequence[str] = COMPANIES,
+    lengths: Sequence[str] = LENGTHS,
+) -> Iterator[Row]:
+    """Every cell on every route, row by row as they are measured. ``fresh`` gives the same weights on a device nobody
+    used. ``prepare`` sees the engines of the routes, and not the reference's: whatever it breaks must show."""
+    for company in companies:
+        for length in lengths:
+            reference = play_cell(fresh(), base, None, company, length)
+            repeats = same(reference, play_cell(fresh(), base, None, company, length))
+            found = []
+            for route in ROUTES:
+                outcome = play_cell(fresh(), base, route, company, length, prepare)
+                found.append(cell(route, company, length, base.page_tokens, outcome, reference))
+            yield Row(repeats, tuple(found))
