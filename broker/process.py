@@ -26,7 +26,7 @@ from broker.upkeep import Upkeep
 from common import metrics, wire
 from common.clock import SystemClock
 from common.config import GIB, BrokerSettings, KeySettings
-from common.errors import DiskFullError, RefusedError
+from common.errors import DISK_FULL, DiskFullError, RefusedError
 from common.keys import load_server
 from common.locks import Lock
 
@@ -136,8 +136,11 @@ def _announce(settings: BrokerSettings, socket: zmq.Socket[bytes], incarnation: 
     port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
     endpoint = f"{settings.bind.rpartition(':')[0]}:{port}"  # the socket's own word has the host in a mapped form
     fresh = settings.state / f".{ENDPOINT_NAME}.new"
-    fresh.write_text(endpoint + "\n")
-    fresh.rename(settings.state / ENDPOINT_NAME)
+    try:
+        fresh.write_text(endpoint + "\n")
+        fresh.rename(settings.state / ENDPOINT_NAME)
+    except OSError as error:
+        raise (DiskFullError if error.errno in DISK_FULL else RefusedError)(f"{fresh}: {error.strerror}") from error
     log.info("listening", endpoint=endpoint, incarnation=incarnation, open_jobs=jobs, insecure=settings.keys.insecure)
 
 

@@ -5,7 +5,6 @@ The store holds offsets into these files, so that neither it nor memory grows wi
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import OrderedDict
 from collections.abc import Container, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import limits
-from common.errors import DiskFullError, RefusedError
+from common.errors import DISK_FULL, DiskFullError, RefusedError
 
 OPEN_MAX_COUNT = 64
 """Files kept open at once."""
@@ -66,7 +65,7 @@ class Spool:
             os.fsync(self._descriptor(job))
             os.fsync(folder)
         except OSError as error:
-            kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else RefusedError
+            kind = DiskFullError if error.errno in DISK_FULL else RefusedError
             raise kind(
                 f"{self.path(job)} cannot be synced: {error.strerror}; look after the disk of --state"
             ) from error

@@ -15,7 +15,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, r
 
 import typer
 
-from common.errors import HaulierError, InvariantError, ReaderGone, RefusedError
+from common.errors import DISK_FULL, HaulierError, InvariantError, ReaderGone, RefusedError
 
 GROUP = "haulier.commands"
 INTERRUPTED = 130
@@ -128,6 +128,9 @@ def main(arguments: Sequence[str] | None = None, rooms: Iterable[EntryPoint] | N
         raise
     except HaulierError as failure:
         return _bug(failure) if failure.exit_code == BUG else _fail(failure)
+    except OSError as failure:
+        full = failure.errno in DISK_FULL
+        return _fail(RefusedError(f"cannot write what was to be printed or kept: {failure}")) if full else _bug(failure)
     except Exception as failure:  # noqa: BLE001 - the last door: anything left is either a wrong use or a bug of ours
         return _wrong_use(failure, left_out) if hasattr(failure, "format_message") else _bug(failure)
 

@@ -42,6 +42,10 @@ def _need(holds: bool, words: str) -> None:
         raise UsageError(words)
 
 
+def _sized(flag: str, gib: float) -> None:
+    _need(0 <= gib <= limits.SIZE_MAX_GIB, f"{flag} must be 0 or more, and at most {limits.SIZE_MAX_GIB} GiB")
+
+
 @dataclass(frozen=True, slots=True)
 class KeySettings:
     """Where the CURVE keys lie (S5). ``insecure`` is the only way to run without, on loopback unless ``force``."""
@@ -92,7 +96,7 @@ class BrokerSettings:
             not self.keys.insecure or loopback or self.keys.force,
             f"--insecure lets anyone at {self.bind} in; bind to 127.0.0.1, use --keys, or add --force-insecure",
         )
-        _need(self.disk_reserve_gib >= 0, "--disk-reserve-gib must be 0 or more")
+        _sized("--disk-reserve-gib", self.disk_reserve_gib)
         _need(0 <= self.metrics_port < 65536, "--metrics-port must be a port, or 0 for none")
         _need(self.grace_s >= 0, "--grace must be 0 s or more")
 
@@ -129,10 +133,12 @@ class EngineSettings:
             re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None,
             f"--device {self.device!r} is neither cpu nor cuda:N",
         )
+        _sized("--device-pages-gib", self.device_pages_gib)
         _need(
             self.device_pages_gib >= 1 and self.device_pages_gib == int(self.device_pages_gib),
             f"--device-pages-gib {self.device_pages_gib} must be a whole number of GiB, 1 or more",
         )
+        _sized("--host-pool-gib", self.host_pool_gib)
         _need(self.host_pool_gib > 0, f"--host-pool-gib {self.host_pool_gib} must be above 0")
         _need(self.concurrency >= 1, f"--concurrency {self.concurrency} must be 1 or more")
         _need(self.context_tokens >= 2, f"--context-tokens {self.context_tokens} must be 2 or more")
@@ -140,7 +146,7 @@ class EngineSettings:
         _need(self.residency in ("staged", "full"), f"--residency {self.residency!r} is neither staged nor full")
         _need(self.page_tokens >= 1, f"--page-tokens {self.page_tokens} must be 1 or more")
         _need(self.chunk_tokens >= 1, f"--chunk-tokens {self.chunk_tokens} must be 1 or more")
-        _need(self.slot_gib >= 0, f"--slot-gib {self.slot_gib} must be 0 or more")
+        _sized("--slot-gib", self.slot_gib)
         _need(self.retain in ("on", "off"), f"--retain {self.retain!r} is neither on nor off")
         _need(
             self.target_pages == 0 or self.target_pages >= 2,
@@ -173,6 +179,7 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         _need(bool(self.brokers), "--broker EP (or HAULIER_BROKER) says which broker to serve")
+        _sized("--ring-mib", self.ring_mib / 1024)
         _need(self.ring_mib >= 1, f"--ring-mib {self.ring_mib} must be 1 or more")
         _need(self.echo_delay_ms >= 0, f"--echo-delay-ms {self.echo_delay_ms} must be 0 or more")
         _need(0 <= self.metrics_port < 65536, "--metrics-port must be a port, or 0 for none")

@@ -7,6 +7,11 @@ what was asked, what is there, and which setting to change.
 
 from __future__ import annotations
 
+import errno
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says of a disk, or a share of it, that takes nothing more."""
+
 
 class HaulierError(Exception):
     """A failure with one line for its reader and an exit code for the shell."""
