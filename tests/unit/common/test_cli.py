@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 import typer
@@ -98,6 +99,19 @@ def test_a_reader_that_went_away_is_no_failed_line() -> None:
     child.stdout.readline()
     child.stdout.close()
     assert child.wait(30) == ReaderGone.exit_code
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here that is always full")
+def test_output_that_nothing_takes_is_the_disks_fault_and_not_ours() -> None:
+    """`haulier status JOB > FILE` on a full disk."""
+    code = (
+        "import sys; from common import cli; from tests.unit.common.test_cli import printing; "
+        "sys.exit(cli.main(['go'], printing()))"
+    )
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert "Traceback" not in ended.stderr
+    assert ended.returncode == RefusedError.exit_code
 
 
 def printing() -> list[EntryPoint]:

@@ -117,6 +117,10 @@ def test_an_open_broker_on_loopback_is_fine(bind: str) -> None:
         ("chunk_tokens", 0, "--chunk-tokens"),
         ("threads", -1, "--threads"),
         ("slot_gib", -1.0, "--slot-gib"),
+        ("slot_gib", float("inf"), "--slot-gib"),
+        ("host_pool_gib", float("inf"), "--host-pool-gib"),
+        ("host_pool_gib", float("nan"), "--host-pool-gib"),
+        ("device_pages_gib", 10**12, "--device-pages-gib"),
         ("dtype", "float8", "--dtype"),
     ],
 )
@@ -133,10 +137,12 @@ def test_each_engine_setting_names_its_flag(field: str, value: Any, flag: str) -
         (lambda: ClientSettings(("tcp://a:1",), KEYS, 0), "--timeout"),
         (lambda: BrokerSettings("nowhere", Path("s"), KEYS), "--bind"),
         (lambda: BrokerSettings("tcp://a:1", Path("s"), KEYS, disk_reserve_gib=-1), "--disk-reserve-gib"),
+        (lambda: BrokerSettings("tcp://a:1", Path("s"), KEYS, disk_reserve_gib=float("inf")), "--disk-reserve-gib"),
         (lambda: BrokerSettings("tcp://a:1", Path("s"), KEYS, metrics_port=70000), "--metrics-port"),
         (lambda: BrokerSettings("tcp://a:1", Path("s"), KEYS, grace_s=-1), "--grace"),
         (lambda: WorkerSettings((), Path("s"), KEYS, ENGINE), "--broker"),
         (lambda: WorkerSettings(("tcp://a:1",), Path("s"), KEYS, ENGINE, ring_mib=0), "--ring-mib"),
+        (lambda: WorkerSettings(("tcp://a:1",), Path("s"), KEYS, ENGINE, ring_mib=2**40), "--ring-mib"),
     ],
 )
 def test_each_process_setting_names_its_flag(make: Any, flag: str) -> None:
