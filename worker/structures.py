@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from common.limits import PART_MAX_BYTES
+from common import limits
 from common.messages import LineRef
 
 
@@ -89,7 +89,7 @@ class Outcome(NamedTuple):
 def carried_bytes(body: int, notes: int) -> int:
     """What a result counts as on its way: its notes go with it, but do not make a short one long; of a long one the
     parts are the body's alone."""
-    return body if body > PART_MAX_BYTES else min(PART_MAX_BYTES, body + notes)
+    return body if body > limits.PART_MAX_BYTES else min(limits.PART_MAX_BYTES, body + notes)
 
 
 @dataclass(frozen=True, slots=True)
