@@ -49,11 +49,7 @@ def part(state: State, session: Session, came: Came, now: Now, step: Step) -> No
     step.sends.append(Send(session.peer, messages.PartTaken(session.fence, message.ref, len(partial.data))))
     if len(partial.data) == partial.result.total:
         del session.partial[message.ref]
-        first = partial.result
-        whole = Result(
-            first.ref, first.status, first.status_code, first.prompt_tokens, first.completion_tokens, first.total,
-            bytes(partial.data),
-        )  # fmt: skip
+        whole = partial.result._replace(body=bytes(partial.data))
         _answer(session, [judge(state, session, whole, came.facts, now, step)], step)
 
 
@@ -153,7 +149,7 @@ def _store(
         StoreResult(
             job.number, line.index, OUTPUT if ok else ERROR, job.completed if ok else job.failed, ref.attempt,
             0 if refused else result.status_code, code, message, result.prompt_tokens, result.completion_tokens,
-            session.worker, b"" if refused else result.body, now.wall,
+            session.worker, b"" if refused else result.body, now.wall, result.notes,
         )
     )  # fmt: skip
     if ok:

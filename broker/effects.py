@@ -94,6 +94,7 @@ class StoreResult(NamedTuple):
     worker: str
     body: bytes
     at: float
+    notes: str = ""
 
 
 class SaveSession(NamedTuple):

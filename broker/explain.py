@@ -1,6 +1,7 @@
 """shell: what became of a job or of one of its lines, told from the store: history, attempts, result. Changes nothing.
 
-Every sentence is a fact that was written down when it happened; nothing is inferred. Times are UTC.
+Every sentence is a fact that was written down when it happened; nothing is inferred. Times are UTC. What a line waited
+for in its worker comes with its result: of an attempt that gave none, nobody knows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ ENTRIES_MAX_COUNT = 500
 _HISTORY = "SELECT at, kind, detail FROM history WHERE job=? ORDER BY id LIMIT ?"
 _LINE = "SELECT idx, line, state, attempt, held, worker, deaths FROM lines WHERE job=? AND custom_id=?"
 _ATTEMPTS = "SELECT at, attempt, worker, how FROM attempts WHERE job=? AND idx=? ORDER BY attempt LIMIT ?"
-_RESULT = "SELECT stored_at, attempt, worker, kind, status_code, code, message FROM results WHERE job=? AND idx=?"
+_RESULT = (
+    "SELECT stored_at, attempt, worker, kind, status_code, code, message, notes FROM results WHERE job=? AND idx=?"
+)
 HOW = {
     "lost": "its session ended before there was a result; the line waited again",
     "unlisted": "the worker logged in again without it; the line waited again",
@@ -57,7 +60,8 @@ def _line(connection: sqlite3.Connection, number: int, custom_id: str, why: str)
         told.append(f"{deaths} workers died while they ran it alone")
     result = connection.execute(_RESULT, (number, idx)).fetchone()
     if result is not None:
-        at, tried, whom, kind, status_code, code, message = result
+        at, tried, whom, kind, status_code, code, message, notes = result
+        told += [f"attempt {tried} in its worker: {note}" for note in _printable(notes)]
         if code:
             told.append(_said(at, f"ended as {code}: {message}"))
         else:
@@ -68,6 +72,12 @@ def _line(connection: sqlite3.Connection, number: int, custom_id: str, why: str)
     elif state == WAITING:
         told.append(f"now: it waits{': ' if why else ''}{why}")
     return tuple(one[: limits.TEXT_MAX_CHARS] for one in told)
+
+
+def _printable(notes: str) -> list[str]:
+    """A worker's notes in its order, without what a terminal would obey."""
+    lines = ["".join(one for one in line if one.isprintable()) for line in notes.split("\n")]
+    return [line for line in lines if line][: limits.NOTES_MAX_COUNT]
 
 
 def _said(at: float, words: str) -> str:

@@ -85,5 +85,9 @@ def _third(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE jobs ADD COLUMN shift_s REAL NOT NULL DEFAULT 0")
 
 
-MIGRATIONS = (_first, _second, _third)
+def _fourth(connection: sqlite3.Connection) -> None:
+    connection.execute("ALTER TABLE results ADD COLUMN notes TEXT NOT NULL DEFAULT ''")
+
+
+MIGRATIONS = (_first, _second, _third, _fourth)
 """Version N of the store is what the first N of these make."""

@@ -43,7 +43,7 @@ _SQL: dict[type, str] = {
     do.CountDeath: "UPDATE lines SET deaths=? WHERE job=? AND idx=?",
     do.EndAttempt: "INSERT OR REPLACE INTO attempts (job, idx, attempt, worker, how, at) VALUES (?,?,?,?,?,?)",
     do.StoreResult: "INSERT INTO results (job, idx, kind, seq, attempt, status_code, code, message, prompt_tokens, "
-    "completion_tokens, worker, body, stored_at) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+    "completion_tokens, worker, body, stored_at, notes) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
     do.SaveSession: "INSERT OR REPLACE INTO sessions (worker, user, incarnation, login, epoch, state, at) "
     "VALUES (?,?,?,?,?,?,?)",
     do.History: "INSERT INTO history (at, kind, job, worker, detail) VALUES (?,?,?,?,?)",
@@ -142,7 +142,7 @@ class Store:
             (job.number, start, WAITING, count),
         ).fetchall()
         results = [
-            (job.number, idx, 1, job.failed + place, attempt, 0, code, message, 0, 0, "", b"", at)
+            (job.number, idx, 1, job.failed + place, attempt, 0, code, message, 0, 0, "", b"", at, "")
             for place, (idx, attempt) in enumerate(rows)
         ]
         self.connection.executemany(_SQL[do.StoreResult], results)

@@ -141,6 +141,8 @@ def _boolean(name: str) -> Decode:
 
 
 def _text_max(name: str) -> int:
+    if name == "notes":
+        return limits.NOTES_MAX_CHARS
     return limits.REASON_MAX_CHARS if name in REASONS else limits.TEXT_MAX_CHARS
 
 

@@ -20,6 +20,11 @@ TEXT_MAX_CHARS = 512
 """Any name, custom_id or reason in a message."""
 REASON_MAX_CHARS = 4096
 """An explanation in words."""
+NOTES_MAX_COUNT = 32
+"""Short texts that an engine leaves about one line, for ``haulier explain``; older ones stay, the rest is counted."""
+NOTE_MAX_CHARS = 120
+NOTES_MAX_CHARS = NOTES_MAX_COUNT * (NOTE_MAX_CHARS + 1)
+"""All of one line's, each on a line of its own."""
 PAGE_MAX_COUNT = 2048
 """Items of one list in one message; longer lists travel in pages."""
 BATCH_MAX_LINES = 256
@@ -188,6 +193,9 @@ def check() -> None:
         "a grace outlasts one liveness and one login": GRACE_S >= 2 * LIVENESS_S + BACKOFF_MAX_EARLY_S,
         "a part fits into a message": PART_MAX_BYTES * 2 <= MESSAGE_MAX_BYTES,
         "a batch fits into a message": BATCH_MAX_BYTES * 3 // 2 <= MESSAGE_MAX_BYTES,
+        "a batch's results fit into a message with their notes": BATCH_MAX_BYTES * 3 // 2
+        + BATCH_MAX_LINES * NOTES_MAX_CHARS
+        <= MESSAGE_MAX_BYTES,
         "descriptors are a power of two": RING_ENTRIES_COUNT & (RING_ENTRIES_COUNT - 1) == 0,
         "events for two steps of 128 layers in flight": EVENTS_COUNT >= 2 * 5 * 128,
         "an engine that is stuck says so before its worker is stalled": STEP_DEADLINE_S + QUARANTINE_DEADLINE_S

@@ -199,6 +199,8 @@ class Result(NamedTuple):
     completion_tokens: int
     total: int
     body: bytes
+    notes: str = ""
+    """What it waited for in the worker and which device pages moved for it, one note a line; for people alone."""
 
 
 @dataclass(frozen=True, slots=True)

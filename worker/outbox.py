@@ -19,7 +19,7 @@ from common.errors import HaulierError, InvariantError, RefusedError
 from common.ids import new_id
 from common.messages import LineRef
 from worker import effects as do
-from worker.structures import Outcome
+from worker.structures import Outcome, carried_bytes
 
 FILE = "outbox.db"
 VACUUM_PAGES = 64
@@ -53,13 +53,18 @@ def _aside_in_nobodys_way(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE UNIQUE INDEX result_by_line ON result (job, line, attempt) WHERE aside IS NULL")
 
 
-MIGRATIONS = (_first, _aside_in_nobodys_way)
-_COLUMNS = "store, job, line, attempt, status, status_code, prompt_tokens, completion_tokens, body"
+def _notes(connection: sqlite3.Connection) -> None:
+    connection.execute("ALTER TABLE result ADD COLUMN notes TEXT NOT NULL DEFAULT ''")
+
+
+MIGRATIONS = (_first, _aside_in_nobodys_way, _notes)
+_COLUMNS = "store, job, line, attempt, status, status_code, prompt_tokens, completion_tokens, body, notes"
+_MARKS = "?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
 _WHERE = " WHERE job = ? AND line = ? AND attempt = ?"
 _RESULT = _WHERE + " AND aside IS NULL"
 Write = do.Save | do.Discard | do.SetAside | do.NoteRunning | do.NoteStopped
 Row = tuple[LineRef, str, int]
-"""A result waiting to be delivered: its line, its store, bytes of its body."""
+"""A result waiting to be delivered: its line, its store, bytes on its way (``carried_bytes``)."""
 
 
 class OutboxBlocked(HaulierError):
@@ -107,8 +112,9 @@ class Outbox:
 
     def rows(self) -> list[Row]:
         """All results to be delivered, oldest first."""
-        query = "SELECT job, line, attempt, store, length(body) FROM result WHERE aside IS NULL ORDER BY number"
-        return [(LineRef(row[0], row[1], row[2]), row[3], row[4]) for row in self._connection.execute(query)]
+        query = "SELECT job, line, attempt, store, length(body), length(notes) FROM result"
+        found = self._connection.execute(query + " WHERE aside IS NULL ORDER BY number")
+        return [(LineRef(row[0], row[1], row[2]), row[3], carried_bytes(row[4], row[5])) for row in found]
 
     def write(self, effects: Sequence[Write], incarnation: int) -> None:
         """All of a turn's writes in one commit, synced if a result is among them. All or nothing.
@@ -160,7 +166,7 @@ class Outbox:
                 aside.append(effect.ref)
         begun = [ref for ref in running if ref not in over]
         connection.executemany("INSERT OR REPLACE INTO running VALUES (?, ?, ?, ?)", [(incarnation, *r) for r in begun])
-        connection.executemany(f"INSERT OR IGNORE INTO result ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", saves)
+        connection.executemany(f"INSERT OR IGNORE INTO result ({_COLUMNS}) VALUES ({_MARKS})", saves)
         _delete(connection, "running", over & self._noted)
         _delete(connection, "result", gone, " AND aside IS NULL")
         return begun, over, gone + aside
@@ -170,7 +176,7 @@ class Outbox:
         return [self._cache.get(ref) or self._load(ref) for ref in refs]
 
     def _load(self, ref: LineRef) -> Outcome:
-        query = "SELECT status, status_code, prompt_tokens, completion_tokens, body FROM result"
+        query = "SELECT status, status_code, prompt_tokens, completion_tokens, body, notes FROM result"
         row = self._connection.execute(query + _RESULT, ref).fetchone()
         if row is None:
             raise InvariantError(f"the outbox has no result of {ref.line}, attempt {ref.attempt}")
@@ -189,9 +195,7 @@ class Outbox:
             return 0
         self._connection.execute("PRAGMA synchronous=FULL")
         with transaction(self._database) as connection:
-            connection.executemany(
-                f"INSERT OR IGNORE INTO result ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
-            )
+            connection.executemany(f"INSERT OR IGNORE INTO result ({_COLUMNS}) VALUES ({_MARKS})", rows)
         stores = {
             tuple(row[1:4]): self._connection.execute("SELECT store FROM result" + _RESULT, row[1:4]).fetchone()[0]
             for row in rows
@@ -231,19 +235,19 @@ class Outbox:
     # -- cache --------------------------------------------------------------------------------------------------
 
     def _remember(self, outcome: Outcome) -> None:
-        size = len(outcome.body)
+        size = outcome.size
         if outcome.ref in self._cache or size > limits.OUTBOX_CACHE_MAX_BYTES:
             return
         self._cache[outcome.ref] = outcome
         self._cached_bytes += size
         while self._cached_bytes > limits.OUTBOX_CACHE_MAX_BYTES:
             _, dropped = self._cache.popitem(last=False)
-            self._cached_bytes -= len(dropped.body)
+            self._cached_bytes -= dropped.size
 
     def _forget(self, ref: LineRef) -> None:
         dropped = self._cache.pop(ref, None)
         if dropped is not None:
-            self._cached_bytes -= len(dropped.body)
+            self._cached_bytes -= dropped.size
 
 
 def _delete(connection: sqlite3.Connection, table: str, refs: Iterable[LineRef], but: str = "") -> None:

@@ -58,9 +58,9 @@ _COMPLETION = '{"id":"cmpl-%s","object":"text_completion","choices":[{"index":0,
 
 def result_of(outcome: Outcome, body: bytes | None = None) -> Result:
     """The outcome as a DONE carries it, with all of its body or, of a long one, the first part."""
-    ref, status, status_code, prompt_tokens, completion_tokens, whole = outcome
+    ref, status, status_code, prompt_tokens, completion_tokens, whole, notes = outcome
     carried = whole if body is None else body
-    return Result(ref, status, status_code, prompt_tokens, completion_tokens, len(whole), carried)
+    return Result(ref, status, status_code, prompt_tokens, completion_tokens, len(whole), carried, notes)
 
 
 def _name(ref: LineRef) -> str:

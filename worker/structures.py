@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from common import limits
 from common.messages import LineRef
 
 
@@ -63,6 +64,8 @@ class Finished(NamedTuple):
     error: str = ""
     text_chars: int | None = None
     """Set when a stop string begins inside a token: the answer is the first so many characters of the decoded text."""
+    notes: str = ""
+    """What it waited for and which device pages moved for it, one note a line (``worker.engine.story``)."""
 
 
 class Outcome(NamedTuple):
@@ -75,6 +78,18 @@ class Outcome(NamedTuple):
     prompt_tokens: int
     completion_tokens: int
     body: bytes
+    notes: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes on its way (``carried_bytes``)."""
+        return carried_bytes(len(self.body), len(self.notes))
+
+
+def carried_bytes(body: int, notes: int) -> int:
+    """What a result counts as on its way: its notes go with it, but do not make a short one long; of a long one the
+    parts are the body's alone."""
+    return body if body > limits.PART_MAX_BYTES else min(limits.PART_MAX_BYTES, body + notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,10 +149,12 @@ class Preparer:
     def _outcome(self, one: Finished, text: str, now: float) -> Outcome:
         request = one.request
         if one.reason == "cancelled":
-            return responses.cancelled(request.ref, request.prompt_tokens, len(one.token_ids))
-        if one.reason == "failed":
-            return responses.failed(request.ref, 500, "engine_error", one.error, None, request.prompt_tokens)
-        return responses.answered(one, text, now, self._fingerprint)
+            outcome = responses.cancelled(request.ref, request.prompt_tokens, len(one.token_ids))
+        elif one.reason == "failed":
+            outcome = responses.failed(request.ref, 500, "engine_error", one.error, None, request.prompt_tokens)
+        else:
+            outcome = responses.answered(one, text, now, self._fingerprint)
+        return outcome._replace(notes=one.notes) if one.notes else outcome
 
 
 def _refused(ref: LineRef, refusal: RequestError, prompt_tokens: int = 0) -> Outcome:

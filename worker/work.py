@@ -180,7 +180,7 @@ class Work:
             self._emit(_ONE_ENDED)
         if line.wanted is _DELIVER or (line.wanted == Wanted.HAND_BACK and outcome.status != "cancelled"):
             line.wanted = _DELIVER
-            self.lines.ended(line.ref, len(outcome.body))
+            self.lines.ended(line.ref, outcome.size)
             self._emit(do.Save(outcome, line.store_id))
             return
         if line.wanted == Wanted.HAND_BACK:

@@ -62,7 +62,7 @@ class SimWorker:
         lost = self.finished - disk.rows.keys() - disk.aside.keys()
         if lost:
             self.world.broken(f"D1: finished on {disk.name}, and not in its outbox any more: {sorted(map(str, lost))}")
-        rows = [(ref, store, len(out.body)) for ref, (out, store) in disk.rows.items()]
+        rows = [(ref, store, out.size) for ref, (out, store) in disk.rows.items()]
         last = rows[-1][1] if rows else ""
         identity = Identity(disk.name, disk.incarnation, ("broker",), last, tuple(disk.running))
         disk.running = {}
@@ -316,5 +316,12 @@ class SimWorker:
         out = self._durable(ref, fence)
         data = out.body if body is None else body
         return wire.Result(
-            ref, out.status, out.status_code, out.prompt_tokens, out.completion_tokens, len(out.body), data
+            ref,
+            out.status,
+            out.status_code,
+            out.prompt_tokens,
+            out.completion_tokens,
+            len(out.body),
+            data,
+            out.notes,
         )

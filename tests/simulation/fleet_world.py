@@ -316,7 +316,9 @@ class FleetWorld:
     def answer(self, ref: LineRef, body: bytes) -> Outcome:
         """What the engine says to a prompt; long for some."""
         ok = ref.index % 5 != 3
-        return Outcome(ref, "ok" if ok else "failed", 200 if ok else 400, 1, 1, b'{"a":%s}' % body)
+        return Outcome(
+            ref, "ok" if ok else "failed", 200 if ok else 400, 1, 1, b'{"a":%s}' % body, f"{ref.attempt}.00 s: ended"
+        )
 
     def _broker(self) -> SimServer:
         assert self.broker is not None

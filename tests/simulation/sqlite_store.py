@@ -64,7 +64,7 @@ class SqliteStore(Store):
             "lines": sorted(lines),
             "results": sorted(one(
                 "SELECT job, idx, kind, seq, attempt, status_code, code, message, prompt_tokens, completion_tokens, "
-                "worker, body, stored_at FROM results"
+                "worker, body, stored_at, notes FROM results"
             ).fetchall()),
             "attempts": sorted(one("SELECT job, idx, attempt, worker, how, at FROM attempts").fetchall()),
             "sessions": sorted(

@@ -105,6 +105,11 @@ class Outcome:
     local: LocalEngine
 
     @property
+    def answers(self) -> dict[int, Finished]:
+        """What finished, without the notes: those tell seconds and pages, which differ from run to run."""
+        return {number: one._replace(notes="") for number, one in self.finished.items()}
+
+    @property
     def tokens(self) -> dict[int, tuple[int, ...]]:
         return {number: tuple(one.token_ids) for number, one in self.finished.items()}
 

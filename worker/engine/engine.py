@@ -205,7 +205,7 @@ class Engine:
 
     def _plan(self) -> Enqueued | None:
         self._admit_news()
-        plan, admitted = self.scheduler.plan(self._planned)
+        plan, admitted = self.scheduler.plan(self._planned, time.monotonic())
         for context in admitted:
             self._on_admitted(context.request)
         if self.scheduler.waiting:
@@ -232,7 +232,7 @@ class Engine:
                 reason = "length" if error is None else "failed"
                 self._on_finished(Finished(request, (), reason, error or ""))
                 continue
-            context = self.scheduler.offer(request, arrival.entry, arrival.offset)
+            context = self.scheduler.offer(request, arrival.entry, arrival.offset, time.monotonic())
             self._contexts[request.ref] = context
             self._answers[context.number] = Answer(sampling, self.loaded.decode)
             self._unread.add(context.number)
@@ -302,7 +302,7 @@ class Engine:
     # -- one step late --------------------------------------------------------------------------------------------
     def _land(self, behind: Enqueued) -> None:
         """The step is over on every queue: retire its leases, read its tokens, publish."""
-        event, plan = behind.over, behind.packed.plan
+        event, plan, shares = behind.over, behind.packed.plan, behind.packed.sampling
         if event is None:
             raise InvariantError(f"step {plan.step} lands without having been sampled")
         pause, since = ENGINE_POLL_MIN_S, time.monotonic()
@@ -311,7 +311,6 @@ class Engine:
                 raise StepLateError(f"step {plan.step} is not over after {STEP_DEADLINE_S:g} s")
             time.sleep(pause)
             pause = min(2 * pause, ENGINE_POLL_MAX_S)
-        shares = behind.packed.sampling
         tokens = self.tables.tokens(behind.upload, len(shares))
         self.device.host_read(event, tokens)
         values = tokens.tolist()
@@ -346,7 +345,8 @@ class Engine:
             self.transport.revoke(context.number)
         else:
             self._prompt_read(context)
-        self._on_finished(Finished(context.request, tuple(answer.token_ids), reason, text_chars=answer.text_chars))
+        told = context.story.told(time.monotonic())
+        self._on_finished(Finished(context.request, tuple(answer.token_ids), reason, "", answer.text_chars, told))
 
     def _prompt_read(self, context: Context) -> None:
         if context.number in self._unread:

@@ -2,14 +2,15 @@
 
 A plan is fixed before the tokens of the step before it are known: what a stop or cancel makes surplus is planned at
 most twice more and never published. Its rows have room, since none is planned past ``max_tokens``. Knows no tensor, no
-token and no clock.
+token and no clock: ``now`` is an argument, in seconds, and for the stories of requests alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Protocol
 
 from common.errors import InvariantError
@@ -18,6 +19,7 @@ from worker.engine.page_leases import HostPage
 from worker.engine.quantum import Quantum
 from worker.engine.retention import Placement, Retention
 from worker.engine.segments import SegmentBook
+from worker.engine.story import Story, moves
 from worker.engine.turns import Decoding
 from worker.structures import Request
 
@@ -43,6 +45,7 @@ class Context:
     ended: bool = False
     waits: str = ""
     """Why it is not admitted, with numbers; empty once it is."""
+    story: Story = field(default_factory=Story)
 
     @property
     def prompt_tokens(self) -> int:
@@ -135,15 +138,19 @@ class Scheduler:
         """Rows of every new context's history that are there already: for measuring decode over histories made up."""
         self.waits: Counter[str] = Counter()
         """Steps planned while the head of the queue waited, by reason."""
+        self._step, self._now = -1, 0.0
+        self._told = 0
+        """Decisions of the page pool up to this one are in the stories."""
 
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing runs."""
         return not self.waiting and not self.running
 
-    def offer(self, request: Request, entry: int, offset: int) -> Context:
+    def offer(self, request: Request, entry: int, offset: int, now: float = 0.0) -> Context:
         """A request that fits (A7 is asked before) waits for its turn."""
         context = Context(self._numbers, request, entry, offset, waits="arrived: admission is at the next plan")
+        context.story = Story(now, self._step + 1)
         context.prefilled = min(self.filled, request.prompt_tokens - 1)
         self._numbers += 1
         self.waiting.append(context)
@@ -179,8 +186,9 @@ class Scheduler:
                 left.append(context)
         self.running = left
 
-    def plan(self, step: int) -> tuple[StepPlan | None, list[Context]]:
+    def plan(self, step: int, now: float = 0.0) -> tuple[StepPlan | None, list[Context]]:
         """The next step and who was admitted for it; None when nobody has a row to compute."""
+        self._step, self._now = step, now
         self.reclaim(step)
         admitted = self._admit(step)
         decoding, quantum = self._turn([context for context in self.running if self._decodes(context)], step)
@@ -188,7 +196,10 @@ class Scheduler:
         budget = max(1, self._chunk - len(shares))
         for context in self.running:
             left = context.prompt_tokens - context.prefilled
-            if context.ended or left == 0 or budget == 0:
+            if context.ended or left == 0:
+                continue
+            if budget == 0:
+                context.story.add(step, now, "waited for prefill: others took all rows of the step")
                 continue
             rows = min(left, budget)
             budget -= rows
@@ -197,7 +208,9 @@ class Scheduler:
             return None, admitted
         shares.sort(key=lambda share: share.page.index)
         placements = self._place(shares, step)
-        return StepPlan(step, tuple(shares), placements, self._arrivals(quantum, step)), admitted
+        arrivals = self._arrivals(quantum, step)
+        self._tell_moves()
+        return StepPlan(step, tuple(shares), placements, arrivals), admitted
 
     def _turn(self, decoding: list[Context], step: int) -> tuple[list[Context], Quantum | None]:
         """Those whose turn it is (H6); the others are parked."""
@@ -208,6 +221,9 @@ class Scheduler:
         )
         runs = None if quantum is None else frozenset(quantum.runs)
         chosen = [one for one in decoding if runs is None or one.number in runs]
+        for one in decoding if runs is not None else ():
+            if one not in chosen:
+                self._note(one, f"waited for its turn: {len(chosen)} of {len(decoding)} requests decode in this one")
         if self.retention is None:
             return chosen, quantum
         if runs is not None:
@@ -221,6 +237,7 @@ class Scheduler:
         reason = None if self.retention is None else self.retention.bring_in(context.number, step)
         if reason is not None:
             self.waits["turn"] += 1
+            self._note(context, f"waited for its turn: {reason}")
         context.waits = reason or ""
         return reason is None
 
@@ -245,6 +262,22 @@ class Scheduler:
             return ()
         place = self.retention.place
         return tuple(place(share.context.number, share.start, share.rows, step) for share in shares)
+
+    def _note(self, context: Context, words: str) -> None:
+        context.story.add(self._step, self._now, words)
+
+    def _tell_moves(self) -> None:
+        """What the page pool decided since the last time, to the stories of those it concerns."""
+        pool = None if self.retention is None else self.retention.pool
+        if pool is None or pool.sequence == self._told:
+            return
+        running = {context.number: context for context in self.running}
+        fresh = list(takewhile(lambda decision: decision.sequence >= self._told, reversed(pool.records)))
+        for decision in reversed(fresh):
+            for number, words in moves(decision):
+                if number in running:
+                    running[number].story.add(decision.step, self._now, words, len(decision.pages))
+        self._told = pool.sequence
 
     def check(self) -> None:
         """Raise unless contexts and segments agree."""
@@ -271,13 +304,16 @@ class Scheduler:
         admitted: list[Context] = []
         while self.waiting:
             context = self.waiting[0]
+            context.story.reached_head(step)
             reason = self._must_wait(context, step)
             if reason:
                 self.waits[reason[0]] += 1
                 context.waits = reason[1]
+                self._note(context, f"waited for {reason[0]}: {reason[1]}")
                 break
             context.page = self.segments.take()
             context.waits = ""
+            self._note(context, "admitted")
             self.waiting.popleft()
             self.running.append(context)
             admitted.append(context)

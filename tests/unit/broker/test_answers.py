@@ -187,6 +187,20 @@ def test_a_lines_story_is_told_in_order_from_what_was_written_down(disk: Disk) -
     assert ask(disk, messages.Explain(1, JOB, "c1")).told[-1].endswith("attempt 1 on w is an output line, status 200")
 
 
+def test_what_a_line_waited_for_in_its_worker_is_told_in_order(disk: Disk) -> None:
+    """haulier explain JOB c1: the notes that came with its result, one a row, before the end they explain; what a
+    terminal would obey is left out, however much a worker sends."""
+    notes = "0.00 s, steps 1-9: waited for segments: all 3 are owned\n0.90 s, step 10: \x1b[2Jadmitted\n\n" + "x\n" * 99
+    store(disk, ok(1, 0)._replace(notes=notes))
+    told = ask(disk, messages.Explain(1, JOB, "c1")).told
+    first = told.index("attempt 1 in its worker: 0.00 s, steps 1-9: waited for segments: all 3 are owned")
+    assert told[first + 1] == "attempt 1 in its worker: 0.90 s, step 10: [2Jadmitted"
+    assert told[-1].endswith("attempt 1 on w is an output line, status 200")
+    assert len(told) <= limits.NOTES_MAX_COUNT + 2
+    fetched, _ = fetch(disk)
+    assert b"waited" not in b"".join(fetched)
+
+
 def test_a_jobs_story_counts_its_attempts_and_an_unknown_line_is_refused(disk: Disk) -> None:
     """haulier explain JOB: what happened to it, how attempts ended, and why it waits now."""
     with disk.store.turn():

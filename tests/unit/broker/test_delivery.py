@@ -182,7 +182,7 @@ def test_a_long_result_in_parts() -> None:
     """A result beyond one message: confirmed part by part, judged once it is whole."""
     state, _, session, refs = given(1)
     whole = b"{" + b"x" * 8 + b"}"
-    step = feed(state, came(done(session, result(refs[0], body=whole[:4], total=10))))
+    step = feed(state, came(done(session, result(refs[0], body=whole[:4], total=10, notes="0.50 s: ended"))))
     assert said(step, messages.PartTaken)[0].offset == 4
     assert not said(step, messages.Ack)
     step = feed(state, came(messages.ResultPart(session.fence, refs[0], 4, whole[4:7])))
@@ -192,6 +192,7 @@ def test_a_long_result_in_parts() -> None:
     step = feed(state, came(messages.ResultPart(session.fence, refs[0], 7, whole[7:])))
     assert verdict(step) == ("stored",)
     assert wrote(step, StoreResult)[0].body == whole
+    assert wrote(step, StoreResult)[0].notes == "0.50 s: ended"
     assert not session.partial
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from broker.effects import AssignLine, EndAttempt, History, ReturnLine, SaveJob, SaveSession, StoreResult
+from broker.schema import MIGRATIONS
 from broker.store import Store, runs
 from common.errors import InvariantError, RefusedError
 from common.messages import LineRef
@@ -60,7 +61,7 @@ def test_control_without_the_unique_index_a_line_could_end_twice(disk: Disk) -> 
         disk.store.apply([stored(0)])
     with disk.store.turn():
         disk.store.connection.execute("INSERT INTO results SELECT 99, job, idx, kind, 5, attempt, status_code, code, "
-                                      "message, 0, 0, worker, stored_at, body FROM results")  # fmt: skip
+                                      "message, 0, 0, worker, stored_at, body, notes FROM results")  # fmt: skip
     assert disk.store.connection.execute("SELECT count(*) FROM results WHERE idx=0").fetchone()[0] == 2
 
 
@@ -175,6 +176,20 @@ def test_a_newer_store_is_refused_by_name(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(RefusedError, match="newer"):
         Store.open(tmp_path / "broker.sqlite")
+
+
+def test_a_store_of_the_version_before_notes_migrates_with_its_results(tmp_path: Path) -> None:
+    """An upgrade with answers in the store: they are there, and nobody knows what they waited for."""
+    path = tmp_path / "broker.sqlite"
+    connection = sqlite3.connect(path, isolation_level=None)
+    for migration in MIGRATIONS[:3]:
+        migration(connection)
+    connection.execute("INSERT INTO results VALUES (1, 1, 0, 0, 0, 1, 200, '', '', 1, 1, 'w', 1.0, x'7b7d')")
+    connection.execute("PRAGMA user_version=3")
+    connection.close()
+    store = Store.open(path)
+    assert store.connection.execute("SELECT body, notes FROM results").fetchall() == [(b"{}", "")]
+    store.close()
 
 
 def test_neighbours_are_written_as_one_run() -> None:

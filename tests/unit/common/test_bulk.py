@@ -38,8 +38,8 @@ near = st.sampled_from(
 def test_raw_tuples_become_values_with_their_types() -> None:
     """A DONE of 64 results: each is a Result, its ref a LineRef."""
     read = bulk.reader(Result, lambda _: 512)
-    found = read(((REF, "ok", 200, 1, 2, 2, b"{}"),) * 2)
-    assert found == (Result(LineRef("j", 3, 1), "ok", 200, 1, 2, 2, b"{}"),) * 2
+    found = read(((REF, "ok", 200, 1, 2, 2, b"{}", "0.10 s: ended"),) * 2)
+    assert found == (Result(LineRef("j", 3, 1), "ok", 200, 1, 2, 2, b"{}", "0.10 s: ended"),) * 2
     assert [type(found[0]), type(found[0].ref)] == [Result, LineRef]
     assert read(()) == ()
 

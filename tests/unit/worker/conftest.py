@@ -38,7 +38,7 @@ class Rig:
         self.now = 100.0
         self.disk: dict[LineRef, tuple[Outcome, str]] = dict(rows or {})
         self.aside: dict[LineRef, str] = {}
-        listed = [(ref, store, len(outcome.body)) for ref, (outcome, store) in self.disk.items()]
+        listed = [(ref, store, outcome.size) for ref, (outcome, store) in self.disk.items()]
         last = listed[-1][1] if listed else ""
         self.session = Session(Identity("w", incarnation, brokers, last), listed, lambda: chance, self.now)
         self.link: str | None = None
@@ -128,7 +128,7 @@ class Rig:
     def _result(self, ref: LineRef, body: bytes | None = None) -> wire.Result:
         out = self._durable(ref)
         return wire.Result(ref, out.status, out.status_code, out.prompt_tokens, out.completion_tokens, len(out.body),
-                           out.body if body is None else body)  # fmt: skip
+                           out.body if body is None else body, out.notes)  # fmt: skip
 
     # -- what happens in life -----------------------------------------------------------------------------------
 

@@ -236,6 +236,33 @@ def test_an_outbox_of_the_first_version_migrates_with_its_rows(tmp_path: Path) -
     assert found.aside == 1
 
 
+def test_notes_survive_a_restart_and_move_with_an_orphan(tmp_path: Path, box: Outbox) -> None:
+    """A worker dies between a result's commit and its ACK: what the line waited for is delivered with it. The size of
+    such a row is the one it had when it was stored."""
+    incarnation = box.begin().incarnation
+    told = outcome(0)._replace(notes="0.00 s, step 1: admitted\n0.50 s: ended")
+    long = outcome(1, b"x" * (limits.PART_MAX_BYTES + 1))._replace(notes="0.50 s: ended")
+    box.write([do.Save(one, "store") for one in (told, long)], incarnation)
+    box.close()
+    again = Outbox(tmp_path)
+    assert again.read([told.ref, long.ref]) == [told, long]
+    assert [size for _, _, size in again.rows()] == [told.size, long.size]
+    assert (told.size, long.size) == (len(told.body) + len(told.notes), len(long.body))
+    (tmp_path / "heir").mkdir()
+    heir = Outbox(tmp_path / "heir")
+    heir.begin()
+    assert heir.adopt(again) == 2
+    assert heir.read([told.ref]) == [told]
+    for one in (heir, again):
+        one.close()
+
+
+def test_notes_never_make_a_short_result_long() -> None:
+    """A body of just one message: with its notes it still goes as one."""
+    edge = outcome(0, b"x" * limits.PART_MAX_BYTES)._replace(notes="0.50 s: ended")
+    assert edge.size == limits.PART_MAX_BYTES
+
+
 def test_an_outbox_that_was_large_gives_its_pages_back(box: Outbox) -> None:
     """An outage of a night filled it; once all is delivered the disk gets its room back, a little each time."""
     incarnation = box.begin().incarnation

@@ -12,7 +12,7 @@ import pytest
 
 from common.errors import RefusedError
 from common.messages import LineRef
-from worker import model_store, tokenizer
+from worker import model_store, responses, tokenizer
 from worker.echo_engine import EchoCodec
 from worker.request_rules import RequestError, Serving
 from worker.structures import Finished, Outcome, Prepared, Request, Sampling, TokenizeJob
@@ -140,8 +140,9 @@ def test_an_answer_that_breaks_the_tokenizer_fails_alone(
 def test_every_end_of_a_request_becomes_a_result(preparer: Preparer, reason: str, status: str) -> None:
     """Whatever the engine says, the line is answered."""
     request = Request(LineRef("job", 0, 1), "/v1/chat/completions", "m", 5, Sampling(9))
-    outcome = preparer.answer([Finished(request, tuple(b"hi"), reason, "why")])[0]
+    outcome = preparer.answer([Finished(request, tuple(b"hi"), reason, "why", notes="0.50 s: ended")])[0]
     assert (outcome.ref, outcome.status, outcome.prompt_tokens) == (request.ref, status, 5)
+    assert outcome.notes == responses.result_of(outcome).notes == "0.50 s: ended"
 
 
 def test_lines_wait_for_the_model_and_are_then_prepared_in_order(preparer: Preparer) -> None:

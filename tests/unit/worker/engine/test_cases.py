@@ -290,8 +290,8 @@ def test_12_two_contexts_that_fit_only_alone_both_finish() -> None:
         scheduler = local.engine.scheduler
         original = scheduler.plan
 
-        def plan(step: int) -> Any:
-            found = original(step)
+        def plan(step: int, now: float) -> Any:
+            found = original(step, now)
             running.append((len(scheduler.running), len(scheduler.waiting)))
             return found
 

@@ -170,8 +170,8 @@ def run(
         prepare(local)
         original = local.engine.scheduler.plan
 
-        def plan(step: int):  # type: ignore[no-untyped-def]
-            found = original(step)
+        def plan(step: int, now: float):  # type: ignore[no-untyped-def]
+            found = original(step, now)
             if found[0] is not None:
                 plans.append(found[0])
             return found
