@@ -18,7 +18,7 @@ from broker import client_rules as rules
 from broker.outfile import commit_all, outputs
 from broker.run import run_command
 from broker.show import Show, show
-from common import limits, messages
+from common import messages
 from common.config import ClientSettings, KeySettings, endpoints, seconds
 from common.errors import HaulierError, NotFinishedError, RefusedError, UsageError
 from common.ids import new_id
@@ -76,7 +76,7 @@ def submit(
 ) -> None:
     """Submit a file of requests; print the job's id once the broker has the file, and every bad line in it."""
     job = rules.checked_job(job_id) if job_id else new_id()
-    order = fleet.Order(job, _job_name(name, file), lenient, _priority(priority), seconds(window), model)
+    order = fleet.Order(job, rules.job_name(file.name, name), lenient, _priority(priority), seconds(window), model)
     fleet.check_input(file)
     with _asking(broker, keys, insecure, timeout) as client, show() as bar:
         try:
@@ -304,15 +304,6 @@ def explain(
 def _asking(broker: str, keys: Path | None, insecure: bool, timeout: float) -> fleet.Client:
     brokers = endpoints(broker) if broker else ()
     return fleet.Client(ClientSettings(brokers, KeySettings(keys, insecure), timeout))
-
-
-def _job_name(name: str, file: Path) -> str:
-    """What the job is called: in full if it was said, else after its file, as far as that can be written."""
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(f"--name {name!r} is not text in UTF-8") from error
-    return (name or file.name.encode(errors="replace").decode())[: limits.TEXT_MAX_CHARS]
 
 
 def _priority(value: int) -> int:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from common import errors, messages
+from common import errors, limits, messages
 from common.errors import HaulierError, UsageError
 from common.ids import is_id
 
@@ -29,6 +29,15 @@ _BY_EXIT_CODE: dict[int, type[HaulierError]] = {
 def error_for(exit_code: int, message: str) -> HaulierError:
     """The failure whose exit code is ``exit_code``; a code that means nothing to us is a bug of ours (70)."""
     return _BY_EXIT_CODE.get(exit_code, errors.InvariantError)(message)
+
+
+def job_name(file_name: str, name: str = "") -> str:
+    """What a job is called: as was said, else after its file (whose name is bytes), as far as it is text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"--name {name!r} is not text in UTF-8") from error
+    return (name or file_name.encode(errors="replace").decode())[: limits.TEXT_MAX_CHARS]
 
 
 def job_exit_code(info: messages.JobInfo) -> int:

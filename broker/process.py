@@ -26,7 +26,7 @@ from broker.upkeep import Upkeep
 from common import metrics, wire
 from common.clock import SystemClock
 from common.config import GIB, BrokerSettings, KeySettings
-from common.errors import DISK_FULL, DiskFullError, RefusedError
+from common.errors import DiskFullError, RefusedError, disk_failure
 from common.keys import load_server
 from common.locks import Lock
 
@@ -140,7 +140,8 @@ def _announce(settings: BrokerSettings, socket: zmq.Socket[bytes], incarnation: 
         fresh.write_text(endpoint + "\n")
         fresh.rename(settings.state / ENDPOINT_NAME)
     except OSError as error:
-        raise (DiskFullError if error.errno in DISK_FULL else RefusedError)(f"{fresh}: {error.strerror}") from error
+        words = f"{fresh} cannot be written: {error.strerror}; look after the disk of --state"
+        raise disk_failure(error)(words) from error
     log.info("listening", endpoint=endpoint, incarnation=incarnation, open_jobs=jobs, insecure=settings.keys.insecure)
 
 

@@ -244,7 +244,7 @@ class Run:
 
     def _submit(self, client: fleet.Client, job: str, source: fleet.InputFile) -> messages.JobInfo:
         self._show("sending", source.size, "bytes")
-        name = self._plan.source.name[:512]
+        name = client_rules.job_name(self._plan.source.name)
         # an unfinished job of another input lies in this folder too? it may resume another day, behind this one
         newest_first = min(sum(1 for _ in fleet.jobs(client)), 1_000_000)
         order = fleet.Order(job, name, self._plan.lenient, newest_first, model=self._plan.engine.model)

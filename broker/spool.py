@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import limits
-from common.errors import DISK_FULL, DiskFullError, RefusedError
+from common.errors import RefusedError, disk_failure
 
 OPEN_MAX_COUNT = 64
 """Files kept open at once."""
@@ -65,10 +65,8 @@ class Spool:
             os.fsync(self._descriptor(job))
             os.fsync(folder)
         except OSError as error:
-            kind = DiskFullError if error.errno in DISK_FULL else RefusedError
-            raise kind(
-                f"{self.path(job)} cannot be synced: {error.strerror}; look after the disk of --state"
-            ) from error
+            words = f"{self.path(job)} cannot be synced: {error.strerror}; look after the disk of --state"
+            raise disk_failure(error)(words) from error
         finally:
             os.close(folder)
 

@@ -42,8 +42,9 @@ def _need(holds: bool, words: str) -> None:
         raise UsageError(words)
 
 
-def _sized(flag: str, gib: float) -> None:
-    _need(0 <= gib <= limits.SIZE_MAX_GIB, f"{flag} must be 0 or more, and at most {limits.SIZE_MAX_GIB} GiB")
+def _sized(flag: str, amount: float, least: float = 0, unit_bytes: int = GIB) -> None:
+    most = limits.SIZE_MAX_BYTES // unit_bytes
+    _need(least <= amount <= most, f"{flag} {amount} must be {least} or more, and at most {most}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +134,13 @@ class EngineSettings:
             re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None,
             f"--device {self.device!r} is neither cpu nor cuda:N",
         )
-        _sized("--device-pages-gib", self.device_pages_gib)
+        _sized("--device-pages-gib", self.device_pages_gib, least=1)
         _need(
-            self.device_pages_gib >= 1 and self.device_pages_gib == int(self.device_pages_gib),
-            f"--device-pages-gib {self.device_pages_gib} must be a whole number of GiB, 1 or more",
+            self.device_pages_gib == int(self.device_pages_gib),
+            f"--device-pages-gib {self.device_pages_gib} must be a whole number of GiB",
         )
-        _sized("--host-pool-gib", self.host_pool_gib)
         _need(self.host_pool_gib > 0, f"--host-pool-gib {self.host_pool_gib} must be above 0")
+        _sized("--host-pool-gib", self.host_pool_gib)
         _need(self.concurrency >= 1, f"--concurrency {self.concurrency} must be 1 or more")
         _need(self.context_tokens >= 2, f"--context-tokens {self.context_tokens} must be 2 or more")
         _need(self.fit in ("refuse", "shrink"), f"--fit {self.fit!r} is neither refuse nor shrink")
@@ -179,7 +180,6 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         _need(bool(self.brokers), "--broker EP (or HAULIER_BROKER) says which broker to serve")
-        _sized("--ring-mib", self.ring_mib / 1024)
-        _need(self.ring_mib >= 1, f"--ring-mib {self.ring_mib} must be 1 or more")
+        _sized("--ring-mib", self.ring_mib, least=1, unit_bytes=1024**2)
         _need(self.echo_delay_ms >= 0, f"--echo-delay-ms {self.echo_delay_ms} must be 0 or more")
         _need(0 <= self.metrics_port < 65536, "--metrics-port must be a port, or 0 for none")

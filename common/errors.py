@@ -45,6 +45,11 @@ class DiskFullError(RefusedError):
     """The disk took nothing of what was to be written; it may when there is room again (D6)."""
 
 
+def disk_failure(error: OSError) -> type[RefusedError]:
+    """Whether what the disk did not take is for want of room, which may pass, or for anything else."""
+    return DiskFullError if error.errno in DISK_FULL else RefusedError
+
+
 class CancelledError(HaulierError):
     """The job ended cancelled or expired (exit 5)."""
 

@@ -145,7 +145,7 @@ RING_STUCK_S = 5.0
 """Full with nothing in it (R6) for this long is a finding: a result on its way passes in milliseconds."""
 
 # -- engine -----------------------------------------------------------------------------------------------------
-SIZE_MAX_GIB = 1 << 20
+SIZE_MAX_BYTES = 1 << 50
 """No machine has more than 1 PiB: a size beyond it is a slip of the pen."""
 CONTEXT_TOKENS = 2048
 """Default longest prompt and answer together."""

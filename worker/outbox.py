@@ -59,7 +59,7 @@ def _notes(connection: sqlite3.Connection) -> None:
 
 MIGRATIONS = (_first, _aside_in_nobodys_way, _notes)
 _COLUMNS = "store, job, line, attempt, status, status_code, prompt_tokens, completion_tokens, body, notes"
-_MARKS = "?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
+_MARKS = ", ".join("?" * len(_COLUMNS.split(",")))
 _WHERE = " WHERE job = ? AND line = ? AND attempt = ?"
 _RESULT = _WHERE + " AND aside IS NULL"
 Write = do.Save | do.Discard | do.SetAside | do.NoteRunning | do.NoteStopped
@@ -196,12 +196,9 @@ class Outbox:
         self._connection.execute("PRAGMA synchronous=FULL")
         with transaction(self._database) as connection:
             connection.executemany(f"INSERT OR IGNORE INTO result ({_COLUMNS}) VALUES ({_MARKS})", rows)
-        stores = {
-            tuple(row[1:4]): self._connection.execute("SELECT store FROM result" + _RESULT, row[1:4]).fetchone()[0]
-            for row in rows
-        }
-        moved = [row[1:4] for row in rows if stores[tuple(row[1:4])] == row[0]]
-        staying = [row[1:4] for row in rows if stores[tuple(row[1:4])] != row[0]]
+        here = {(store, *ref) for ref, store, _ in self.rows()}
+        moved = [row[1:4] for row in rows if row[:4] in here]
+        staying = [row[1:4] for row in rows if row[:4] not in here]
         with transaction(other._database) as connection:
             connection.executemany("DELETE FROM result" + _RESULT, moved)
             connection.executemany("UPDATE result SET aside = 'answered for another store'" + _RESULT, staying)

@@ -164,7 +164,6 @@ def bit_table(settings: BenchSettings, told: Callable[[Row], None] = lambda row:
         told(row)
         rows.append(row)
     cells = [cell for row in rows for cell in row.cells]
-    routes = {route: [cell for cell in cells if cell.route == route] for route in ROUTES}
     repeats = sum(row.repeats for row in rows)
     return {
         "geometry": settings.geometry,
@@ -173,7 +172,7 @@ def bit_table(settings: BenchSettings, told: Callable[[Row], None] = lambda row:
         "passed": bool(rows) and repeats == len(rows) and all(cell.passed for cell in cells),
         "of": len(rows),
         "resident_repeats": repeats,
-        "routes": {route: sum(cell.passed for cell in found) for route, found in routes.items()},
+        "routes": {route: sum(cell.passed for cell in cells if cell.route == route) for route in ROUTES},
         "cells": [asdict(cell) | {"passed": cell.passed} for cell in cells],
         "seconds": round(time.perf_counter() - began, 2),
         "device": _device_name(device),

@@ -103,3 +103,12 @@ def test_durations(seconds: float, text: str) -> None:
 def test_rates(speed: float, unit: str, text: str) -> None:
     """Long requests: a few a minute is a rate too."""
     assert rules.rate(speed, unit) == text
+
+
+def test_a_job_is_called_after_its_file_as_far_as_that_can_be_written() -> None:
+    """A file's name is bytes: what is no text arrives as lone surrogates, which no message carries."""
+    assert rules.job_name("nights.jsonl") == "nights.jsonl"
+    assert rules.job_name("nights.jsonl", "other") == "other"
+    rules.job_name("\udcff.jsonl").encode()
+    with pytest.raises(errors.UsageError, match="--name"):
+        rules.job_name("nights.jsonl", "\udcff")
