@@ -98,8 +98,8 @@ def test_other_libraries_speak_in_the_same_form() -> None:
     """A warning of a library in the middle of JSON lines breaks the collector's parser."""
     stream = io.StringIO()
     log.setup(stream, {})
-    logging.getLogger("some.library").warning("odd %s", "thing")
-    logging.getLogger("some.library").info("news")
+    logging.getLogger("some.dependency").warning("odd %s", "thing")
+    logging.getLogger("some.dependency").info("news")
     assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["odd thing"]
 
 
@@ -108,7 +108,7 @@ def test_setting_up_twice_does_not_say_things_twice() -> None:
     log.setup(io.StringIO(), {})
     stream = io.StringIO()
     log.setup(stream, {})
-    logging.getLogger("some.library").error("once")
+    logging.getLogger("some.dependency").error("once")
     assert len(stream.getvalue().splitlines()) == 1
 
 
