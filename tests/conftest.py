@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ import structlog
 
 KEPT = {"HAULIER_CACHE"}
 """Where the default model lies is no setting under test; fetching it for each test would be."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job inherits that; Ctrl-C is under test
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -117,7 +117,8 @@ def tokens_s(rates: Rates, pool_bytes: int, groups: Groups) -> float:
 
 
 def ways(contexts: Sequence[Candidate], pool_bytes: int) -> list[tuple[str, Groups]]:
-    """The ways weighed: groups of 1, 2, ... in order of size, groups that just fill the pool, any for few."""
+    """The ways weighed: one after another as they came, groups of 1, 2, ... in order of size, groups that just fill the
+    pool, any for few. The order counts: what of a turn is brought in during another one depends on its neighbour."""
     ordered = sorted(contexts, key=lambda one: (one.nbytes, one.number))
     found: list[tuple[str, Groups]] = [("all at once", (tuple(ordered),))]
     for size in range(1, len(ordered)):
@@ -130,6 +131,8 @@ def ways(contexts: Sequence[Candidate], pool_bytes: int) -> list[tuple[str, Grou
         if filled[-1] and sum(other.nbytes for other in filled[-1]) + one.nbytes > pool_bytes:
             filled.append([])
         filled[-1].append(one)
+    if len(ordered) > 1:
+        found.append(("turns of 1 as they came", tuple((one,) for one in contexts)))
     if len(filled) > 1:
         found.append(("turns that fill the pool", tuple(tuple(group) for group in filled)))
     return found
