@@ -41,6 +41,8 @@ PATIENCE_S = 60.0
 MEMORY_FROM_LINES = 10_000
 """The broker's memory is compared from here on: by then every pool and cache has its size."""
 OUTBOX_LINES = 10_000
+SPARE_LINES = 8_000
+"""More than a slow machine ends between a look at the job and the end of its broker, in all rounds together."""
 OUTBOX_ROUNDS_MAX_COUNT = 40
 """Brokers killed to fill outboxes; one leaves as many lines as were in flight, more or less."""
 SETTLE_S = 1.0
@@ -140,10 +142,12 @@ class Fleet:
         return self.client.ask(messages.AskStatus(0, job), messages.JobInfo)
 
     def until(self, job: str, holds: Callable[[messages.JobInfo], bool], pause_s: float = POLL_S) -> messages.JobInfo:
-        """The job's state once ``holds``. Raises ``UnreachableError`` when it stands still for ``PATIENCE_S``."""
+        """The job's state once ``holds``. Raises ``UnreachableError`` when it ends or stands still without that."""
         moved, seen = time.monotonic(), (-1, -1)
         while not holds(info := self.job(job)):
             self.check()
+            if info.status in ENDED:
+                raise UnreachableError(f"job {job} ended before what was waited for: {info}")
             if seen != (info.completed, info.lines_read):
                 seen, moved = (info.completed, info.lines_read), time.monotonic()
             if time.monotonic() - moved > PATIENCE_S:
@@ -248,7 +252,8 @@ def measure_restart(folder: Path, in_flight: int, tell: Tell) -> dict[str, Any]:
     again and again with a fresh state folder; then one worker adopts all those outboxes, as on a shared volume.
     """
     with _fleet(folder, in_flight) as running:
-        job = running.submit(write_input(folder / "input.jsonl", 4 * OUTBOX_LINES))
+        lines = 4 * OUTBOX_LINES + SPARE_LINES
+        job = running.submit(write_input(folder / "input.jsonl", lines))
         running.until(job, lambda info: info.status == "in_progress")
         held = 0
         slots: list[Path] = []
@@ -280,7 +285,7 @@ def measure_restart(folder: Path, in_flight: int, tell: Tell) -> dict[str, Any]:
         running.until(job, lambda info: info.completed > before, SINGLE_POLL_S)
         first = time.perf_counter() - started
         info = running.until(job, lambda info: info.status in ENDED)
-        _all_completed(info, 4 * OUTBOX_LINES)
+        _all_completed(info, lines)
         return {"outbox_lines": held, "first_ack_s": round(first, 2), "wasted": info.wasted}
 
 
