@@ -31,6 +31,18 @@ _pack_into = LAYOUT.pack_into
 _new = tuple.__new__  # a named tuple's own constructor costs twice as much, and this is the publish path
 
 
+_NOT_INT32 = (ValueError, TypeError, NotImplementedError)
+"""What writing ids of another kind into the int32 payload raises."""
+_ABORTED = "the ring was aborted: the engine or the session has ended"
+
+
+def _want_of(requests: Requests) -> Want:
+    total = 0
+    for request in requests:
+        total += len(request[1])
+    return (total * 4 + _ALIGN) & ~_ALIGN, total, len(requests)
+
+
 def _itself(item: Any) -> Hashable:
     return item  # type: ignore[no-any-return] # items are the caller's; unhashable ones fail where they are hashed
 
@@ -69,8 +81,23 @@ class Producer:
         None while it does not fit (backpressure: ``poll``, then try again). Raises ``OversizeError`` for a batch that
         can never fit, ``RingAborted`` after an abort, ``InvariantError`` for ids that are not int32.
         """
-        published = self.publish_all(((batch_id, requests),))
-        return published[0] if published else None
+        if self.handover.aborted:
+            raise RingAborted(_ABORTED)
+        want = _want_of(requests)
+        taken = self.accounting.take(*want)
+        if taken is None:
+            self._refused_items = want[2]
+            return None
+        self._refused_items = 0
+        entries: list[Entry] = []
+        try:
+            entry = self._put(taken, want, batch_id, requests)
+            entries.append(entry)
+        except _NOT_INT32 as error:
+            raise self._void(entries, (taken,), (want,), batch_id) from error
+        finally:
+            self._ring_doorbell(entries)
+        return entry
 
     def publish_all(self, batches: Sequence[tuple[str, Requests]]) -> list[Entry]:
         """Publish ``batches`` (a name and its requests, as ``publish`` takes them) under one fence and one doorbell.
@@ -79,63 +106,51 @@ class Producer:
         but the batches before the wrong one is published.
         """
         if self.handover.aborted:
-            raise RingAborted("the ring was aborted: the engine or the session has ended")
-        wants = []
-        for _, requests in batches:
-            total = 0
-            for request in requests:
-                total += len(request[1])
-            wants.append(((total * 4 + _ALIGN) & ~_ALIGN, total, len(requests)))
+            raise RingAborted(_ABORTED)
+        wants = [_want_of(requests) for _, requests in batches]
         found = self.accounting.take_all(wants)
         self._refused_items = wants[len(found)][2] if len(found) < len(wants) else 0
         entries: list[Entry] = []
         try:
-            self._write(found, wants, batches, entries)
-        except (ValueError, TypeError, NotImplementedError) as error:
+            for taken, want, (batch_id, requests) in zip(found, wants, batches, strict=False):
+                entries.append(self._put(taken, want, batch_id, requests))
+        except _NOT_INT32 as error:
             written = len(entries)
-            entries += self._void(found[written:], wants[written : len(found)])
-            raise InvariantError(
-                f"token ids of batch {batches[written][0]} are not int32 of one dimension: {error}"
-            ) from error
+            raise self._void(entries, found[written:], wants[written:], batches[written][0]) from error
         finally:
             if entries:
                 self._ring_doorbell(entries)
         return entries
 
-    def _write(
-        self,
-        found: Sequence[Taken],
-        wants: Sequence[Want],
-        batches: Sequence[tuple[str, Requests]],
-        entries: list[Entry],
-    ) -> None:
-        """Token ids and descriptors to their pages, and an entry each, one loop for all: this is the publish path."""
-        capacity, payload, table, mask = self._capacity, self._payload, self._table, self._slot_mask
-        for (sequence, position, padding), (length, tokens, items), (batch_id, requests) in zip(
-            found, wants, batches, strict=False
-        ):
-            start = position % capacity >> 2
-            placed = []
-            for item, ids in requests:
-                count = len(ids)
-                payload[start : start + count] = ids  # type: ignore[assignment] # typeshed knows memoryviews of bytes only
-                placed.append(_new(RingRequest, (item, start, count)))
-                start += count
-            name = batch_id.encode()  # the layout keeps its first 16 bytes, as batch_key does
-            at = (sequence & mask) * DESCRIPTOR_BYTES
-            _pack_into(table, at, sequence, position, length, padding, items, tokens, name, 0, 0)
-            entries.append(_new(Entry, (sequence, batch_id, tuple(placed), position, length, padding, tokens, 0)))
+    def _put(self, taken: Taken, want: Want, batch_id: str, requests: Requests) -> Entry:
+        """Token ids and descriptor to their pages, and the entry that tells where."""
+        sequence, position, padding = taken
+        length, tokens, items = want
+        start = position % self._capacity >> 2
+        payload = self._payload
+        placed = []
+        for item, ids in requests:
+            count = len(ids)
+            payload[start : start + count] = ids  # type: ignore[assignment] # typeshed knows memoryviews of bytes only
+            placed.append(_new(RingRequest, (item, start, count)))
+            start += count
+        at = (sequence & self._slot_mask) * DESCRIPTOR_BYTES
+        name = batch_id.encode()  # the layout keeps its first 16 bytes, as batch_key does
+        _pack_into(self._table, at, sequence, position, length, padding, items, tokens, name, 0, 0)
+        return _new(Entry, (sequence, batch_id, tuple(placed), position, length, padding, tokens, 0))
 
-    def _void(self, found: Sequence[Taken], wants: Sequence[Want]) -> list[Entry]:
-        """What was taken for batches that are not written goes down as skips of nothing, so that it comes back."""
-        entries = []
-        for taken, (length, _, items) in zip(found, wants, strict=True):
+    def _void(
+        self, entries: list[Entry], found: Sequence[Taken], wants: Sequence[Want], batch_id: str
+    ) -> InvariantError:
+        """What was taken for batches that are not written goes down as skips of nothing, so that it comes back; the
+        error to raise for the first of them."""
+        for taken, (length, _, items) in zip(found, wants, strict=False):
             self.accounting.skip(taken.sequence)
             self.accounting.resolve(items)
             entry = Entry(taken.sequence, "void", (), taken.position, length, taken.padding, 0, FLAG_SKIP)
             self._describe(entry)
             entries.append(entry)
-        return entries
+        return InvariantError(f"token ids of batch {batch_id} are not int32 of one dimension")
 
     def _describe(self, entry: Entry) -> None:
         sequence, batch_id, requests, position, length, padding, tokens, flags = entry
