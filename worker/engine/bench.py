@@ -30,6 +30,7 @@ from worker.engine.model import DTYPES, LoadedModel, from_config, shape_config
 from worker.engine.retention import Retention
 from worker.engine.runner import open_device
 from worker.engine.scheduler import StepPlan
+from worker.engine.versus import decode_rates
 from worker.structures import Sampling
 
 WARM_STEPS = 4
@@ -52,7 +53,9 @@ class BenchSettings:
     device: str = "cpu"
     dtype: str = "auto"
     fill: str = "prefill"
-    compare: bool = True
+    bits: bool = True
+    transformers: bool = False
+    """Whether to decode the same histories with transformers, in the same run."""
     chunk_tokens: int = 2048
     page_tokens: int = 256
     host_pool_gib: float = 0.0
@@ -141,8 +144,11 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
         "bitwise": None,
         "resident_repeats": None,
     }
-    if settings.compare:
+    if settings.bits:
         figures |= _compare(loaded, settings, staged)
+    if settings.transformers:
+        _trim(device)
+        figures |= decode_rates(loaded, settings.contexts, settings.length, settings.steps, figures["tokens_s"])
     return figures | {"device": _device_name(device), "versions": _versions()}
 
 
