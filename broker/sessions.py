@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker import recovery, suspects
+from broker import affinity, recovery, suspects
 from broker.effects import History, SaveSession, Send, Step
 from broker.inputs import Came, Now
 from broker.state import KnownWorker, Login, Session, State
@@ -252,7 +252,7 @@ def gone(state: State, peer: bytes, why: str, now: Now, step: Step) -> None:
     if why in ("silence", "unsendable"):
         suspects.died(state, session, step)
     held = list(session.lines.items())
-    for (job_id, _), line in held:
+    for (job_id, _), line in reversed(held):  # each goes before those that wait: so they keep their order
         recovery.release(state.jobs[job_id], line, "lost", now, step)
     _forget(state, session)
     _save(session, "left" if why == "bye" else "lost", now, step)
@@ -261,6 +261,7 @@ def gone(state: State, peer: bytes, why: str, now: Now, step: Step) -> None:
 
 
 def _forget(state: State, session: Session) -> None:
+    affinity.forget(state, session)
     del state.sessions[session.peer]
     del state.by_worker[session.worker]
 

@@ -28,7 +28,7 @@ from common.openai_lines import URLS
 WHAT = "the broker's store"
 WORKED = "endpoint"
 """A file that lies beside a store that was in use: without it an empty file is a start that was cut off."""
-LINE = "idx, url, model, offset, size, attempt, held, worker, deaths"
+LINE = "idx, url, model, offset, size, attempt, held, worker, deaths, prefix"
 """Columns of a ``Line``, in the order ``_line`` reads them."""
 JOB = (
     "id", "number", "owner", "name", "size", "sha256", "lenient", "priority", "window_s", "model", "created_at",
@@ -278,8 +278,8 @@ def runs(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def _line(models: Sequence[str], row: Sequence[Any]) -> Line:
-    index, url, model, offset, size, attempt, held, worker, deaths = row[:9]
-    return Line(index, URLS[url], models[model], offset, size, attempt, held, worker, None, deaths)
+    index, url, model, offset, size, attempt, held, worker, deaths, prefix = row[:10]
+    return Line(index, URLS[url], models[model], offset, size, attempt, held, worker, None, deaths, prefix=prefix)
 
 
 def drop_job(connection: sqlite3.Connection, job: str, at: float) -> None:

@@ -92,6 +92,12 @@ WAITING_LOADED_MAX_COUNT = 4_096
 """Waiting lines of one job held in memory; the rest stays in the store, so that memory is flat."""
 WAITING_LOADED_MIN_COUNT = 256
 """The smallest such window, when many jobs share the memory."""
+KEYS_A_SESSION_MAX_COUNT = 64
+"""Beginnings of lines that are remembered of one session: more than an engine holds histories."""
+KEYS_SEARCHED_MAX_COUNT = 64
+"""Beginnings looked at for one line, when the first line of a window is another worker's by its beginning."""
+PASSED_OVER_MAX_COUNT = 512
+"""Lines of a window given out before its first one; then it goes to whoever asks."""
 TOKEN_GUESS_BYTES = 4
 """A guess of what a token is in a request's body, until its result tells: for fair shares alone."""
 END_LINES_A_TURN = 2_000

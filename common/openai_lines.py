@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common import limits
+from common.prefixes import NO_KEY, prefix_key
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -28,13 +29,17 @@ CODES = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A good line. ``start`` and ``end`` are byte offsets of ``body``'s JSON within the line as it was given."""
+    """A good line. ``start`` and ``end`` are byte offsets of ``body``'s JSON within the line as it was given.
+
+    ``prefix`` is the key of how its text begins, 0 for none.
+    """
 
     custom_id: str
     url: str
     model: str
     start: int
     end: int
+    prefix: int = NO_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ def check(raw: bytes, model: str = "") -> Entry | Bad:
     start, end = span
     if not text.isascii():
         start, end = len(text[:start].encode()), len(text[:end].encode())
-    return Entry(custom_id, fields["url"], body["model"], start, end)
+    return Entry(custom_id, fields["url"], body["model"], start, end, prefix_key(body))
 
 
 def _no_constant(name: str) -> Any:

@@ -34,6 +34,7 @@ class Row(NamedTuple):
     held: int = 0
     worker: str = ""
     deaths: int = 0
+    prefix: int = 0
     state: int = WAITING
 
 
@@ -228,7 +229,10 @@ class MemoryStore:
 
 
 def _made(row: Row) -> Line:
-    return Line(row.idx, row.url, row.model, row.offset, row.size, row.attempt, row.held, row.worker, None, row.deaths)
+    return Line(
+        row.idx, row.url, row.model, row.offset, row.size, row.attempt, row.held, row.worker, None, row.deaths,
+        prefix=row.prefix,
+    )  # fmt: skip
 
 
 def insert_job(disk: MemoryDisk, job: Job, rows: Sequence[Row]) -> None:
