@@ -35,7 +35,10 @@ def drop(job: Job, line: Line) -> None:
 
 
 def release(job: Job, line: Line, how: str, now: Now, step: Step) -> None:
-    """An assigned line waits again, at the front: of several the last is released first. ``how`` tells what became of its attempt; nobody is blamed here."""
+    """An assigned line waits again, at the front: of several the last is released first.
+
+    ``how`` tells what became of its attempt; nobody is blamed here.
+    """
     step.writes.append(EndAttempt(job.number, line.index, line.held, line.worker, how, now.wall))
     step.writes.append(ReturnLine(line.deaths, job.number, line.index))
     drop(job, line)

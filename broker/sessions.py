@@ -209,11 +209,15 @@ def heard(session: Session, now: Now) -> None:
     session.heard_at = now.mono
 
 
-def beat(session: Session, message: messages.WorkerBeat) -> None:
+def beat(session: Session, message: messages.WorkerBeat, now: Now) -> None:
     """Progress and credit. Assignments the worker had not seen when it wrote this are taken off again."""
     if message.phase not in PHASES:
         raise PeerFault("bad_phase", f"a worker is {', '.join(PHASES)}, not {message.phase[:40]!r}")
     session.phase = message.phase
+    elapsed = now.mono - session.told_at
+    if session.told_at and elapsed > 0:
+        session.rate = max(0, message.tokens - session.tokens) / elapsed
+    session.told_at = now.mono
     session.steps, session.tokens, session.ring = message.steps, message.tokens, message.ring
     session.concurrency = message.concurrency
     session.running = frozenset(message.running)

@@ -219,8 +219,12 @@ class Session:
     credit_bytes: int = 0
     sent: deque[tuple[int, int, int]] = field(default_factory=deque)
     """(assignment, lines, bytes) sent and not yet in the worker's own figures."""
+    told_at: float = 0.0
+    """When its last beat came, monotonic seconds; 0 for never."""
     steps: int = 0
     tokens: int = 0
+    rate: float = 0.0
+    """Tokens a second between its last two beats."""
     ring: RingReport = field(default_factory=RingReport)
     lines: dict[tuple[str, int], Line] = field(default_factory=dict)
     running: frozenset[LineRef] = frozenset()

@@ -192,6 +192,23 @@ def test_a_store_of_the_version_before_notes_migrates_with_its_results(tmp_path:
     store.close()
 
 
+def test_a_store_of_the_version_before_beginnings_migrates_with_its_lines(tmp_path: Path) -> None:
+    """An upgrade in the middle of a job: its lines have no key, and go where there is room, as they did."""
+    path = tmp_path / "broker.sqlite"
+    connection = sqlite3.connect(path, isolation_level=None)
+    for migration in MIGRATIONS[:4]:
+        migration(connection)
+    connection.execute("INSERT INTO models VALUES (1, 0, 'm')")
+    connection.execute(
+        "INSERT INTO lines (job, idx, line, custom_id, model, url, offset, size) VALUES (1, 0, 1, 'c', 0, 0, 0, 9)"
+    )
+    connection.execute("PRAGMA user_version=4")
+    connection.close()
+    store = Store.open(path)
+    assert [(line.size, line.prefix) for line in store.window(1, "m", 0, 9)[0]] == [(9, 0)]
+    store.close()
+
+
 def test_neighbours_are_written_as_one_run() -> None:
     """Lines go out in order, with gaps where others had them; whatever else differs keeps rows apart."""
     assert runs([]) == []
