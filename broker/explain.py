@@ -19,7 +19,10 @@ _HISTORY = "SELECT at, kind, detail FROM history WHERE job=? ORDER BY id LIMIT ?
 _LINE = "SELECT idx, line, state, attempt, held, worker, deaths, prefix FROM lines WHERE job=? AND custom_id=?"
 ALIKE_MAX_COUNT = 10_000
 """Lines with one beginning that are counted for one answer."""
-_ALIKE = "SELECT count(*), sum(worker=?) FROM (SELECT worker FROM lines WHERE job=? AND prefix=? AND prefix<>0 LIMIT ?)"
+_ALIKE = (
+    "SELECT count(*), sum(worker=?) FROM "
+    "(SELECT worker FROM lines INDEXED BY lines_by_prefix WHERE job=? AND prefix=? AND prefix<>0 LIMIT ?)"
+)
 _ATTEMPTS = "SELECT at, attempt, worker, how FROM attempts WHERE job=? AND idx=? ORDER BY attempt LIMIT ?"
 _RESULT = (
     "SELECT stored_at, attempt, worker, kind, status_code, code, message, notes FROM results WHERE job=? AND idx=?"
