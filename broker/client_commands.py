@@ -18,10 +18,12 @@ from broker import client_rules as rules
 from broker.outfile import commit_all, outputs
 from broker.run import run_command
 from broker.show import Show, show
+from common import keys as key_files
 from common import messages
 from common.config import ClientSettings, KeySettings, endpoints, seconds
 from common.errors import HaulierError, NotFinishedError, RefusedError, UsageError
 from common.ids import new_id
+from common.printable import printable
 
 INTERRUPTED = 130
 POLL_S = 0.5
@@ -76,7 +78,9 @@ def submit(
 ) -> None:
     """Submit a file of requests; print the job's id once the broker has the file, and every bad line in it."""
     job = rules.checked_job(job_id) if job_id else new_id()
-    order = fleet.Order(job, rules.job_name(file.name, name), lenient, _priority(priority), seconds(window), model)
+    order = fleet.Order(
+        job, rules.job_name(file.name, name), lenient, _priority(priority), seconds(window, "--window"), model
+    )
     fleet.check_input(file)
     with _asking(broker, keys, insecure, timeout) as client, show() as bar:
         try:
@@ -295,13 +299,15 @@ def explain(
     job = rules.checked_job(job)
     with _asking(broker, keys, insecure, timeout) as client:
         found = client.ask(messages.Explain(0, job, custom_id), messages.Explained)
-    _print_json(rules.as_json(found)) if as_json else typer.echo("\n".join(found.told))
+    _print_json(rules.as_json(found)) if as_json else typer.echo("\n".join(map(printable, found.told)))
 
 
 # ----------------------------------------------------------------------------------------------------------- helpers
 
 
 def _asking(broker: str, keys: Path | None, insecure: bool, timeout: float) -> fleet.Client:
+    if keys is not None and not insecure and (exposed := key_files.exposed(keys)):
+        typer.echo(f"haulier: warning: {exposed}", err=True)
     brokers = endpoints(broker) if broker else ()
     return fleet.Client(ClientSettings(brokers, KeySettings(keys, insecure), timeout))
 

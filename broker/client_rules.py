@@ -1,7 +1,7 @@
 """rules: what a client decides and how it words it: when a job has ended, its exit code, its tables. Knows no socket.
 
 Home of the exit codes of a job (0 all completed, 1 some failed, 4 failed validation, 5 cancelled or expired, 6 not
-finished) and of the words people read about jobs, workers and audits.
+finished) and of the words people read about jobs, workers and audits: on one line, nothing in them a terminal obeys.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from common import errors, limits, messages
 from common.errors import HaulierError, UsageError
 from common.ids import is_id
+from common.printable import printable
 
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 """Statuses that change no more."""
@@ -83,7 +84,7 @@ def sentence(info: messages.JobInfo) -> str:
     if info.status == "validating":
         parts = [f"{info.lines_read} lines read"]
     reason = f" ({info.reason})" if info.reason else ""
-    return f"{info.job} {info.status}: {', '.join(parts)}{reason}"
+    return printable(f"{info.job} {info.status}: {', '.join(parts)}{reason}")
 
 
 def watch_note(info: messages.JobInfo) -> str:
@@ -103,7 +104,7 @@ def plural(count: int, noun: str) -> str:
 
 def problem_text(problem: messages.Problem) -> str:
     """One bad line as people read it."""
-    return f"line {problem.line}: {problem.code}: {problem.message}"
+    return printable(f"line {problem.line}: {problem.code}: {problem.message}")
 
 
 def jobs_table(jobs: Iterable[messages.JobInfo]) -> list[str]:
@@ -136,12 +137,13 @@ def audit_text(audit: messages.Audit) -> list[str]:
         f"{audit.job}: every line ends exactly once: {verdict}",
         f"  {audit.output_lines} output + {audit.error_lines} error of {audit.total} lines, "
         f"{audit.duplicates} duplicate, {audit.missing} missing; {audit.runs} runs, {audit.wasted} wasted",
-        *(f"  {finding}" for finding in audit.findings),
+        *(f"  {printable(finding)}" for finding in audit.findings),
     ]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as lines of text, columns aligned: whole numbers to the right, the rest to the left, two blanks between."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     numeric = [len(rows) > 1 and all(row[column].isdigit() for row in rows[1:]) for column in range(len(rows[0]))]
     return [

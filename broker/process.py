@@ -27,7 +27,8 @@ from common import metrics, wire
 from common.clock import SystemClock
 from common.config import GIB, BrokerSettings, KeySettings
 from common.errors import DiskFullError, RefusedError, disk_failure
-from common.keys import load_server
+from common.folders import made
+from common.keys import exposed, load_server
 from common.locks import Lock
 
 log = structlog.get_logger(room="broker.process")
@@ -38,6 +39,7 @@ ENDPOINT_NAME = "endpoint"
 def serve(settings: BrokerSettings) -> None:
     """Be a broker until told to stop. Main thread. Raises ``RefusedError`` for what must be changed first."""
     _check_keys(settings.keys)
+    made(settings.state, "the broker's store")
     told = _Told()
     figures = metrics.Metrics()
     lock = Lock(settings.state / "lock")
@@ -127,9 +129,11 @@ def _with_room(full: Full, told: _Told) -> Store | None:
 
 
 def _check_keys(keys: KeySettings) -> None:
-    """A standby with keys that cannot be used must say so now, and not when it is needed."""
+    """A standby with keys that cannot be used must say so now, and not when it is needed; so with keys others read."""
     if keys.directory is not None and not keys.insecure:
         load_server(keys.directory)
+        if words := exposed(keys.directory):
+            log.warning("keys_exposed", reason=words)
 
 
 def _announce(settings: BrokerSettings, socket: zmq.Socket[bytes], incarnation: int, jobs: int) -> None:

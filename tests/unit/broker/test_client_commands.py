@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from common import cli, messages
+from common import cli, keys, messages
 
 JOB = "3f0c1c1e-9d1b-4c63-8a5e-0c2f6f1f9a77"
 INPUT = b'{"custom_id": "a"}\n{"custom_id": "b"}\n'
@@ -220,3 +220,18 @@ def test_keys_are_asked_for_by_name(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "--keys DIR (or HAULIER_KEYS)" in capfd.readouterr().err
     assert cli.main(["jobs", "--broker", "127.0.0.1:9", "--keys", str(tmp_path)]) == 4
     assert "haulier keys init" in capfd.readouterr().err
+
+
+def test_a_key_that_others_can_read_is_told_on_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """cp -r keys /shared: the command says so, and goes on."""
+    folder = tmp_path / "keys"
+    keys.init(folder)
+    folder.chmod(0o755)
+    command = ["jobs", "--broker", "127.0.0.1:1", "--keys", str(folder), "--timeout", "0.1"]
+    assert cli.main(command) == 3
+    assert "warning" not in capfd.readouterr().err
+    (folder / "client.key_secret").chmod(0o644)
+    assert cli.main(command) == 3
+    told = capfd.readouterr()
+    assert f"haulier: warning: others can read {folder / 'client.key_secret'}" in told.err
+    assert told.out == ""

@@ -112,3 +112,17 @@ def test_a_job_is_called_after_its_file_as_far_as_that_can_be_written() -> None:
     rules.job_name("\udcff.jsonl").encode()
     with pytest.raises(errors.UsageError, match="--name"):
         rules.job_name("nights.jsonl", "\udcff")
+
+
+def test_names_of_others_cannot_command_the_terminal() -> None:
+    """A job named with an escape that clears the screen: shown, not obeyed, wherever a name or a reason is printed."""
+    evil = "\x1b[2J\nnext"
+    job = dataclasses.replace(JOB, name=evil, reason=evil)
+    audit = messages.Audit(1, "j", False, 1, 0, 0, 0, 1, 0, 0, (evil,))
+    worker = messages.WorkerInfo(evil, 1, 1, evil, (), 1, 1, 1, 1, 1, 1, 0.0, messages.RingReport())
+    said = [
+        *rules.jobs_table([job]), *rules.workers_table([worker]), *rules.audit_text(audit), rules.sentence(job),
+        rules.problem_text(messages.Problem(1, "code", evil)),
+    ]  # fmt: skip
+    assert all(one.isprintable() for one in said)
+    assert any("\\x1b[2J\\nnext" in one for one in said)
