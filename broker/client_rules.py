@@ -7,6 +7,8 @@ finished) and of the words people read about jobs, workers and audits: on one li
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +20,8 @@ from common.printable import printable
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 """Statuses that change no more."""
 SOME_FAILED = 1
+FIRST_MAX_CHARS = 300
+"""Of the first error of the commonest kind."""
 _BY_EXIT_CODE: dict[int, type[HaulierError]] = {
     2: errors.UsageError,
     3: errors.UnreachableError,
@@ -85,6 +89,38 @@ def sentence(info: messages.JobInfo) -> str:
         parts = [f"{info.lines_read} lines read"]
     reason = f" ({info.reason})" if info.reason else ""
     return printable(f"{info.job} {info.status}: {', '.join(parts)}{reason}")
+
+
+def failure_words(info: messages.JobInfo, lines: Sequence[bytes]) -> str:
+    """How many lines failed, of what most of them, and the first of those; ``lines`` of the error file, from its start.
+
+    Empty when none failed.
+    """
+    if not info.failed or not lines:
+        return ""
+    errors = [_error_of(line) for line in lines]
+    counts = Counter(code for code, _, _ in errors)
+    code, count = counts.most_common(1)[0]
+    first = next(f"{custom_id}: {words}" for one, custom_id, words in errors if one == code)[:FIRST_MAX_CHARS]
+    looked = f"; looked at the first {len(lines)}" if len(lines) < info.failed else ""
+    others = f", {len(lines) - count} other" if len(lines) > count else ""
+    return printable(f"{info.failed} of {info.total} lines failed: {count} {code} (first: {first}){others}{looked}")
+
+
+def _error_of(line: bytes) -> tuple[str, str, str]:
+    """Code, custom_id and words of a line of the error file, whatever wrote it."""
+    try:
+        found: Any = json.loads(line)
+    except ValueError:
+        return "unreadable", "?", "a line of the error file is not JSON"
+    body = _in(_in(found, "response"), "body")
+    error = _in(found, "error") or _in(body, "error")
+    code = _in(error, "code") or _in(error, "type") or f"status {_in(_in(found, 'response'), 'status_code')}"
+    return str(code), str(_in(found, "custom_id")), str(_in(error, "message") or "no message")
+
+
+def _in(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def watch_note(info: messages.JobInfo) -> str:

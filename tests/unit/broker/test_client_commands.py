@@ -235,3 +235,25 @@ def test_a_key_that_others_can_read_is_told_on_stderr(tmp_path: Path, capfd: pyt
     told = capfd.readouterr()
     assert f"haulier: warning: others can read {folder / 'client.key_secret'}" in told.err
     assert told.out == ""
+
+
+def test_the_end_of_a_job_says_what_its_failed_lines_died_of(ask: Any, scripted: Any, tmp_path: Path) -> None:
+    """submit --wait and watch: the commonest error on stderr; --json has it in the error file alone."""
+    error = {"error": {"code": "context_length_exceeded", "message": "9 tokens are more than 8"}}
+    line = {"custom_id": "b", "response": {"status_code": 400, "body": error}, "error": None}
+    job = submitted(ask, scripted, tmp_path)
+    job.output, job.error = [b"{}"], [json.dumps(line).encode()]
+    words = "1 of 2 lines failed: 1 context_length_exceeded (first: b: 9 tokens are more than 8)"
+    for command in (["watch", JOB], ["submit", str(tmp_path / "in.jsonl"), "--job-id", JOB, "--wait"]):
+        code, _, err = ask(*command)
+        assert (code, err.splitlines()[-1]) == (1, words)
+    assert words not in ask("watch", JOB, "--json")[2]
+
+
+def test_a_long_error_file_is_looked_at_for_a_while_only(ask: Any, scripted: Any, tmp_path: Path) -> None:
+    """Half a million failed lines must not be fetched for one word; a long line comes whole."""
+    job = submitted(ask, scripted, tmp_path)
+    job.error = [b'{"custom_id": "%s", "error": {"code": "long", "message": "m"}}' % (b"x" * 2500)]
+    job.error += [b'{"custom_id": "a", "error": {"code": "c", "message": "m"}}'] * 3000
+    _, _, err = ask("watch", JOB)
+    assert "3001 of 2 lines failed: 999 c (first: a: m), 1 other; looked at the first 1000" in err
