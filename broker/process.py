@@ -6,6 +6,7 @@ With ``--standby`` it waits for the lock first (``broker.standby``) and then goe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -99,23 +100,24 @@ def _turns(
     checker: Reader | None,
 ) -> str:  # fmt: skip
     """Turns until told to stop; if the disk is full before that, what it said."""
-    clock = SystemClock()
-    reader = Reader(store.path)
-    upkeep = Upkeep(store.connection, store.path, settings.keep_s, checker)
     try:
-        state = prepare(store, spool, clock, settings.grace_s, int(settings.disk_reserve_gib * GIB))
-        state.weights = link.weights
-        questions = Questions(reader, store.path)
-        server = Server(state, store, spool, link, clock, settings.state, figures, questions, upkeep)
-        told.tell(server)
-        pulse(settings.state)
-        _announce(settings, link.socket, state.incarnation, len(state.jobs))
-        server.run()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(store.failing())
+            reader = Reader(store.path)
+            stack.callback(reader.close)
+            upkeep = Upkeep(store.connection, store.path, settings.keep_s, checker)
+            stack.callback(upkeep.close)
+            clock = SystemClock()
+            state = prepare(store, spool, clock, settings.grace_s, int(settings.disk_reserve_gib * GIB))
+            state.weights = link.weights
+            questions = Questions(reader, store.path)
+            server = Server(state, store, spool, link, clock, settings.state, figures, questions, upkeep)
+            told.tell(server)
+            pulse(settings.state)
+            _announce(settings, link.socket, state.incarnation, len(state.jobs))
+            server.run()
     except DiskFullError as error:
         return str(error)
-    finally:
-        upkeep.close()
-        reader.close()
     return ""
 
 

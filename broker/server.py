@@ -6,7 +6,6 @@ the process with nothing said, and the next one starts from what was synced. One
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from broker.questions import Questions
 from broker.spool import Spool
 from broker.standby import pulse
 from broker.state import Job, State
-from broker.store import Store, unusable
+from broker.store import Store
 from broker.upkeep import Upkeep
 from common import limits, messages
 from common.clock import Clock
@@ -220,12 +219,10 @@ class Server:
 
     def _answer(self, query: Query) -> Any:
         """The answer; None when it comes in a later turn."""
-        try:
+        with self.store.failing():
             if self.questions is None or not isinstance(query.message, messages.AskAudit):
                 return answer(self.store, self.state, query, self.clock.monotonic())
             job = job_asked_for(self.store, self.state, query)
-        except sqlite3.Error as error:
-            raise unusable(self.store.path, error) from error
         return job if isinstance(job, messages.Failure) else self.questions.ask(query, job)
 
     def _tell(self, note: Note) -> None:

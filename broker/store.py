@@ -72,7 +72,7 @@ class Store:
 
     def take_over(self, chance: Callable[[], str] = new_id) -> None:
         """Become the broker of this store: any other that still writes to it stops at its next commit."""
-        with self._written(), transaction(self.database) as connection:
+        with self.failing(), transaction(self.database) as connection:
             connection.execute("INSERT OR IGNORE INTO broker VALUES (1, ?, 0)", (chance(),))
             connection.execute("UPDATE broker SET incarnation = incarnation + 1")
             row = connection.execute("SELECT store_id, incarnation FROM broker").fetchone()
@@ -85,13 +85,13 @@ class Store:
         Raises ``DiskFullError`` when there was no room, and ``RefusedError`` if another broker took over or the file
         cannot be used: what the rules decided in this turn is then in memory alone, and must not be said to anybody.
         """
-        with self._written(), transaction(self.database):
+        with self.failing(), transaction(self.database):
             yield
             self.check_incarnation()
 
     @contextlib.contextmanager
-    def _written(self) -> Iterator[None]:
-        """Failures of the block's statements as the errors that say what to do about them (D6)."""
+    def failing(self) -> Iterator[None]:
+        """Failures of the block's statements, reads too, as the errors that say what to do about them (D6)."""
         try:
             yield
         except sqlite3.IntegrityError as error:

@@ -135,6 +135,8 @@ class Upkeep:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.OperationalError as error:  # a full disk, or a reader in the way: nothing depends on it
             log.info("upkeep_put_off", reason=str(error))
+        except sqlite3.DatabaseError as error:
+            raise damaged(self._path, str(error)) from error
         finally:
             self._db.execute(f"PRAGMA busy_timeout={limits.STORE_BUSY_MS}")
         return False
