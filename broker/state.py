@@ -140,6 +140,8 @@ class Job:
     deadline: float = 0.0
     """Monotonic seconds of this process; 0 for none."""
     received: int = 0
+    heard_at: float = 0.0
+    """When something of its input came last, monotonic seconds."""
     checked_bytes: int = 0
     lines_read: int = 0
     good: int = 0
@@ -276,6 +278,7 @@ class State:
     by_worker: dict[str, Session] = field(default_factory=dict)
     logins: dict[bytes, Login] = field(default_factory=dict)
     known: dict[str, KnownWorker] = field(default_factory=dict)
+    """By worker, the one that logged in longest ago first; bounded."""
     served: dict[str, float] = field(default_factory=dict)
     """Tokens served to each owner, for the fair share."""
     weights: Mapping[str, float] = field(default_factory=dict)

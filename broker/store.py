@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +20,7 @@ from broker import effects as do
 from broker.inputs import ClosedJob, Now
 from broker.schema import MIGRATIONS
 from broker.state import ENDED, OPEN, WAITING, Fact, Job, KnownWorker, Line, State, Window
+from common import limits
 from common.database import is_full, open_database, transaction, wal_bytes
 from common.errors import DiskFullError, InvariantError, RefusedError
 from common.ids import LineId, new_id
@@ -46,6 +48,7 @@ _SQL: dict[type, str] = {
     "completion_tokens, worker, body, stored_at, notes) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
     do.SaveSession: "INSERT OR REPLACE INTO sessions (worker, user, incarnation, login, epoch, state, at) "
     "VALUES (?,?,?,?,?,?,?)",
+    do.ForgetWorker: "DELETE FROM sessions WHERE worker=?",
     do.History: "INSERT INTO history (at, kind, job, worker, detail) VALUES (?,?,?,?,?)",
 }
 _NEXT_JOB = "SELECT max((SELECT coalesce(max(number), 0) FROM jobs), (SELECT coalesce(max(number), 0) FROM doomed)) + 1"
@@ -60,7 +63,7 @@ class Store:
         self.connection: sqlite3.Connection = database.conn
         self.store_id = ""
         self.incarnation = 0
-        self._models: dict[int, dict[str, int]] = {}
+        self._models: OrderedDict[int, dict[str, int]] = OrderedDict()
         self._end_from: dict[int, int] = {}
 
     @classmethod
@@ -148,7 +151,10 @@ class Store:
         self.connection.executemany(_SQL[do.StoreResult], results)
         self.connection.executemany(_END_LINES, runs([(job.number, idx) for idx, _ in rows]))
         full = len(rows) == count
-        self._end_from[job.number] = rows[-1][0] + 1 if full else 0
+        if full:
+            self._end_from[job.number] = rows[-1][0] + 1
+        else:
+            self._end_from.pop(job.number, None)
         return len(rows), full or start > 0
 
     # -- reads --------------------------------------------------------------------------------------------------
@@ -158,12 +164,13 @@ class Store:
         state = State(self.store_id, self.incarnation)
         one = self.connection.execute
         state.next_job = one(_NEXT_JOB).fetchone()[0]
-        for row in one("SELECT worker, user, incarnation, login, epoch FROM sessions"):
+        for row in one("SELECT worker, user, incarnation, login, epoch FROM sessions ORDER BY at, worker"):
             state.known[row[0]] = KnownWorker(*row[1:])
         state.next_epoch = 1 + max((known.epoch for known in state.known.values()), default=0)
         marks = ",".join("?" * len(OPEN))
         for row in one(f"SELECT {','.join(JOB)} FROM jobs WHERE status IN ({marks}) ORDER BY number", OPEN):
             job = job_of(row)
+            job.heard_at = now.mono
             if job.window_s:
                 job.deadline = max(now.mono + 1e-9, now.mono + job.expires_at - now.wall)
             if job.status in ("validating", "in_progress"):
@@ -183,6 +190,8 @@ class Store:
         if found is None:
             rows = self.connection.execute("SELECT name, number FROM models WHERE job=? ORDER BY number", (job,))
             found = self._models[job] = dict(rows.fetchall())
+            if len(self._models) > limits.MODEL_LISTS_KEPT_MAX_COUNT:
+                self._models.popitem(last=False)
         return found
 
     def window(self, job: int, model: str, cursor: int, count: int) -> tuple[tuple[Line, ...], int, bool]:

@@ -116,6 +116,14 @@ QUESTIONS_MAX_COUNT = 64
 """Long questions (audits) that wait for one reader; who asks more is told to ask again."""
 STORE_BUSY_MS = 5_000
 """How long SQLite waits for another connection's lock before it says so."""
+WORKERS_KNOWN_MAX_COUNT = 10_000
+"""Workers whose last login is remembered; each container that comes under a new name is one more."""
+WORKERS_SHOWN_MAX_COUNT = 1_000
+"""Workers that are gone and still shown in the metrics, as 0."""
+MODEL_LISTS_KEPT_MAX_COUNT = 256
+"""Jobs whose models' names are kept in memory; of others they are read again."""
+UPLOAD_PATIENCE_S = 24 * 3600.0
+"""An input of which nothing more came for so long is given up: the disk it was promised is others' again."""
 DEATHS_ALONE_MAX_COUNT = 2
 """Deaths while running alone before a line is set aside (D5)."""
 
