@@ -112,7 +112,11 @@ def _out(job: Job, line: Line | None, held: int, worker: str, mono: float) -> li
     session = None if line is None else line.session
     if line is None or session is None:
         return [f"now: attempt {held} is assigned to {worker}, which has not logged in since this broker's start"]
-    told = [_said(line.since, f"attempt {held} went to {worker}, in its session of epoch {session.fence.epoch}")]
+    told = [
+        _said(
+            line.since, f"attempt {held} held by {worker} from then on, in its session of epoch {session.fence.epoch}"
+        )
+    ]
     if line.prefix and line.why in WENT:
         alike = sum(other.prefix == line.prefix for other in session.lines.values()) - 1
         told.append(f"it went there because {WENT[line.why]}; {alike} of the lines there now share it")
