@@ -231,7 +231,8 @@ def test_where_a_line_is_now_and_what_its_worker_said_last(disk: Disk) -> None:
     session = log_in(disk.state)
     out(disk, 1, "w", attempt=2)
     assert explained(disk, "c1")[-2:] == (
-        "1970-01-01 00:01:00 attempt 2 held by w from then on, in its session of epoch 1", "now: w has not said yet what it does",
+        "1970-01-01 00:01:00 attempt 2 held by w from then on, in its session of epoch 1",
+        "now: w has not said yet what it does",
     )  # fmt: skip
     ref = LineRef(JOB, 1, 2)
     feed(disk.state, came(beat(session, steps=10, tokens=100)))
