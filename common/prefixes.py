@@ -2,9 +2,9 @@
 
 Nothing is tokenized: a key is a digest of the beginning of the text. How much of it decides what meets. A fixed length
 would take all documents behind one long system prompt for the same, so it goes with the text: the greatest power of
-two within its first half. Questions of any length below that of their document leave its key alone, save for the few
-whose texts lie on both sides of a power of two; documents are apart as soon as they differ within the first quarter of
-their text. Knows no job and no worker.
+two within its first half. A document has one key while the lengths of its questions do not carry the whole text across
+a power of two, and two keys if they do and are shorter than it; documents are apart as soon as they differ within the
+first quarter of their text. Knows no job and no worker.
 """
 
 from __future__ import annotations
