@@ -106,6 +106,8 @@ DELETE_ROWS_A_TURN = 2_000
 """Rows of deleted jobs that go in one turn, so that beats go on while a job of millions is deleted."""
 DELETE_BYTES_A_TURN = 16 * 1024 * 1024
 """The same in bytes of results; one longer result still goes in one turn."""
+HISTORY_KEPT_MAX_COUNT = 100_000
+"""Newest entries of the history among which those that belong to no job (logins, sessions gone) are kept."""
 RETENTION_LOOK_S = 60.0
 """Between two looks for jobs that are kept no longer."""
 TIDY_AFTER_S = 1.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.effects import DropJob, SaveJob, StoreResult
+from broker.effects import DropJob, History, SaveJob, StoreResult
 from broker.inputs import ClosedJob, Now
 from broker.reader import Reader
 from broker.store import Store
@@ -167,6 +167,22 @@ def test_a_damaged_store_is_refused_with_advice(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"damaged.*Restore the whole --state"):
         until(lambda: False, lambda: upkeep.between_turns(NOW, quiet=False))
     upkeep.close()
+    store.close()
+
+
+def test_old_logins_go_and_what_happened_to_jobs_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that flaps for a year writes two entries each time: the store does not grow with it."""
+    monkeypatch.setattr(limits, "HISTORY_KEPT_MAX_COUNT", 10)
+    store = Store.open(tmp_path / "broker.sqlite")
+    store.take_over()
+    upkeep = Upkeep(store.connection, tmp_path / "broker.sqlite", 0)
+    with store.turn():
+        store.apply([History(1.0, "login", "", "w", "") for _ in range(20)])
+        store.apply([History(1.0, "started", JOB, "", "")])
+        store.apply([History(1.0, "login", "", "w", "") for _ in range(20)])
+        upkeep.within_turn(NOW)
+    kinds = [row[0] for row in store.connection.execute("SELECT kind FROM history ORDER BY id")]
+    assert kinds == ["started", *["login"] * 10]
     store.close()
 
 
