@@ -40,7 +40,7 @@ def answer(store: Store, state: State, query: Query, mono: float) -> Any:
         case messages.Fetch():
             return _lines(store, job, message)
         case messages.Explain():
-            return explain.answer(store.connection, job.number, message, scheduler.why_waiting(state, job))
+            return explain.answer(store.connection, job, message, scheduler.why_waiting(state, job), mono)
         case messages.AskAudit():
             return audit(store.connection, job.id, message.request)
         case messages.Chunk():

@@ -36,6 +36,8 @@ DENIALS_MAX_COUNT = 2
 """Refused handshakes per endpoint before it is the keys: one alone may be a broker dying in the handshake."""
 CUT_S = 3.0
 """Handshakes cut for this long, and none ever completed: the keys are the likelier reason than a broker starting."""
+FAILURES_MAX_COUNT = 1_000
+"""Failed lines looked at for a word about what went wrong."""
 STUCK_MAX_COUNT = 100
 """Parts sent in a row without the broker's offset moving on before it is called stuck."""
 
@@ -361,6 +363,14 @@ class Download:
         whole = len(page.lines) - page.piece_more
         self.lines += whole
         return b"\n".join(page.lines) + (b"" if page.piece_more else b"\n")
+
+
+def failures(client: Client, job: str) -> list[bytes]:
+    """The first lines of a job's error file, some hundreds at most: for a word about what went wrong."""
+    download, data = Download(client, job, "error"), bytearray()
+    while download.lines < FAILURES_MAX_COUNT and len(data) < limits.FETCH_MAX_BYTES and (page := download.pull()):
+        data += page
+    return bytes(data).split(b"\n")[: min(download.lines, FAILURES_MAX_COUNT)]
 
 
 def drain(download: Download, write: Callable[[bytes], None]) -> bool:

@@ -18,10 +18,12 @@ from broker import client_rules as rules
 from broker.outfile import commit_all, outputs
 from broker.run import run_command
 from broker.show import Show, show
+from common import keys as key_files
 from common import messages
 from common.config import ClientSettings, KeySettings, endpoints, seconds
 from common.errors import HaulierError, NotFinishedError, RefusedError, UsageError
 from common.ids import new_id
+from common.printable import printable
 
 INTERRUPTED = 130
 POLL_S = 0.5
@@ -75,8 +77,10 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit a file of requests; print the job's id once the broker has the file, and every bad line in it."""
-    job = rules.checked_job(job_id) if job_id else new_id()
-    order = fleet.Order(job, rules.job_name(file.name, name), lenient, _priority(priority), seconds(window), model)
+    job, failed = rules.checked_job(job_id) if job_id else new_id(), ""
+    order = fleet.Order(
+        job, rules.job_name(file.name, name), lenient, _priority(priority), seconds(window, "--window"), model
+    )
     fleet.check_input(file)
     with _asking(broker, keys, insecure, timeout) as client, show() as bar:
         try:
@@ -90,6 +94,7 @@ def submit(
             found = list(fleet.problems(client, job)) if info.problems else []
             if wait and info.status != "failed":
                 info = _watched(client, job, bar)
+                failed = "" if as_json else _failed(client, info)
         except KeyboardInterrupt:
             bar.say(f"stopped here; what the broker has of {job} stays there: see haulier status {job}")
             raise typer.Exit(INTERRUPTED) from None
@@ -99,7 +104,7 @@ def submit(
     if info.status == "failed":
         raise RefusedError(_failed_words(info, lenient))
     if wait:
-        _end(info, as_json)
+        _end(info, failed, as_json)
 
 
 def jobs(
@@ -159,6 +164,7 @@ def watch(
     with _asking(broker, keys, insecure, timeout) as client, show() as bar:
         try:
             info = _watched(client, job, bar, as_json)
+            failed = "" if as_json else _failed(client, info)
         except KeyboardInterrupt:
             bar.say(f"stopped watching; {job} goes on: haulier watch {job}")
             raise typer.Exit(INTERRUPTED) from None
@@ -166,7 +172,7 @@ def watch(
         _tell_problems(info, found, bar, as_json)
     if info.status == "failed":
         raise RefusedError(_failed_words(info))
-    _end(info, quiet=as_json)
+    _end(info, failed, as_json)
 
 
 def fetch(
@@ -295,13 +301,15 @@ def explain(
     job = rules.checked_job(job)
     with _asking(broker, keys, insecure, timeout) as client:
         found = client.ask(messages.Explain(0, job, custom_id), messages.Explained)
-    _print_json(rules.as_json(found)) if as_json else typer.echo("\n".join(found.told))
+    _print_json(rules.as_json(found)) if as_json else typer.echo("\n".join(map(printable, found.told)))
 
 
 # ----------------------------------------------------------------------------------------------------------- helpers
 
 
 def _asking(broker: str, keys: Path | None, insecure: bool, timeout: float) -> fleet.Client:
+    if keys is not None and not insecure and (exposed := key_files.exposed(keys)):
+        typer.echo(f"haulier: warning: {exposed}", err=True)
     brokers = endpoints(broker) if broker else ()
     return fleet.Client(ClientSettings(brokers, KeySettings(keys, insecure), timeout))
 
@@ -361,9 +369,16 @@ def _failed_words(info: messages.JobInfo, lenient: bool = False) -> str:
     )
 
 
-def _end(info: messages.JobInfo, quiet: bool = False) -> None:
+def _failed(client: fleet.Client, info: messages.JobInfo) -> str:
+    """What went wrong with the failed lines of a job that ran, in words."""
+    return rules.failure_words(info, fleet.failures(client, info.job)) if info.failed else ""
+
+
+def _end(info: messages.JobInfo, failed: str, quiet: bool) -> None:
     if not quiet:
         typer.echo(rules.sentence(info), err=True)
+        if failed:
+            typer.echo(failed, err=True)
     raise typer.Exit(rules.job_exit_code(info))
 
 

@@ -1,22 +1,27 @@
 """rules: what a client decides and how it words it: when a job has ended, its exit code, its tables. Knows no socket.
 
 Home of the exit codes of a job (0 all completed, 1 some failed, 4 failed validation, 5 cancelled or expired, 6 not
-finished) and of the words people read about jobs, workers and audits.
+finished) and of the words people read about jobs, workers and audits: on one line, nothing in them a terminal obeys.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from common import errors, limits, messages
 from common.errors import HaulierError, UsageError
 from common.ids import is_id
+from common.printable import printable
 
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 """Statuses that change no more."""
 SOME_FAILED = 1
+FIRST_MAX_CHARS = 300
+"""Of the first error of the commonest kind."""
 _BY_EXIT_CODE: dict[int, type[HaulierError]] = {
     2: errors.UsageError,
     3: errors.UnreachableError,
@@ -83,7 +88,39 @@ def sentence(info: messages.JobInfo) -> str:
     if info.status == "validating":
         parts = [f"{info.lines_read} lines read"]
     reason = f" ({info.reason})" if info.reason else ""
-    return f"{info.job} {info.status}: {', '.join(parts)}{reason}"
+    return printable(f"{info.job} {info.status}: {', '.join(parts)}{reason}")
+
+
+def failure_words(info: messages.JobInfo, lines: Sequence[bytes]) -> str:
+    """How many lines failed, of what most of them, and the first of those; ``lines`` of the error file, from its start.
+
+    Empty when none failed.
+    """
+    if not info.failed or not lines:
+        return ""
+    errors = [_error_of(line) for line in lines]
+    counts = Counter(code for code, _, _ in errors)
+    code, count = counts.most_common(1)[0]
+    first = next(f"{custom_id}: {words}" for one, custom_id, words in errors if one == code)[:FIRST_MAX_CHARS]
+    looked = f"; looked at the first {len(lines)}" if len(lines) < info.failed else ""
+    others = f", {len(lines) - count} other" if len(lines) > count else ""
+    return printable(f"{info.failed} of {info.total} lines failed: {count} {code} (first: {first}){others}{looked}")
+
+
+def _error_of(line: bytes) -> tuple[str, str, str]:
+    """Code, custom_id and words of a line of the error file, whatever wrote it."""
+    try:
+        found: Any = json.loads(line)
+    except ValueError:
+        return "unreadable", "?", "a line of the error file is not JSON"
+    body = _in(_in(found, "response"), "body")
+    error = _in(found, "error") or _in(body, "error")
+    code = _in(error, "code") or _in(error, "type") or f"status {_in(_in(found, 'response'), 'status_code')}"
+    return str(code), str(_in(found, "custom_id")), str(_in(error, "message") or "no message")
+
+
+def _in(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def watch_note(info: messages.JobInfo) -> str:
@@ -103,7 +140,7 @@ def plural(count: int, noun: str) -> str:
 
 def problem_text(problem: messages.Problem) -> str:
     """One bad line as people read it."""
-    return f"line {problem.line}: {problem.code}: {problem.message}"
+    return printable(f"line {problem.line}: {problem.code}: {problem.message}")
 
 
 def jobs_table(jobs: Iterable[messages.JobInfo]) -> list[str]:
@@ -136,12 +173,13 @@ def audit_text(audit: messages.Audit) -> list[str]:
         f"{audit.job}: every line ends exactly once: {verdict}",
         f"  {audit.output_lines} output + {audit.error_lines} error of {audit.total} lines, "
         f"{audit.duplicates} duplicate, {audit.missing} missing; {audit.runs} runs, {audit.wasted} wasted",
-        *(f"  {finding}" for finding in audit.findings),
+        *(f"  {printable(finding)}" for finding in audit.findings),
     ]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows as lines of text, columns aligned: whole numbers to the right, the rest to the left, two blanks between."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     numeric = [len(rows) > 1 and all(row[column].isdigit() for row in rows[1:]) for column in range(len(rows[0]))]
     return [

@@ -55,7 +55,7 @@ def broker(
     ] = False,
 ) -> None:
     """Run the broker: takes jobs, gives their lines to workers, keeps what comes back."""
-    found = endpoints(bind)
+    found = endpoints(bind, "--bind")
     if len(found) != 1:
         raise UsageError(f"--bind {bind!r} must be one address, tcp://HOST:PORT")
     settings = BrokerSettings(
@@ -65,7 +65,7 @@ def broker(
         disk_reserve_gib,
         metrics_port,
         grace,
-        seconds(keep),
+        seconds(keep, "--keep"),
         standby,
     )
     log.setup()

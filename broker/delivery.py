@@ -141,7 +141,7 @@ def _store(
     recovery.drop(job, line)
     window = job.windows.get(line.model)
     if window is not None:
-        window.lines.pop(line.index, None)
+        window.drop(line.index)
     job.suspects.pop(line.index, None)
     ok = result.status == "ok" and refused is None
     code, message = refused or ("", "")

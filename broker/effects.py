@@ -109,6 +109,12 @@ class SaveSession(NamedTuple):
     at: float
 
 
+class ForgetWorker(NamedTuple):
+    """A worker that came once, long before many others, is known no more."""
+
+    worker: str
+
+
 class History(NamedTuple):
     """Something that happened, for people and for ``explain``."""
 
@@ -128,7 +134,7 @@ class DropJob(NamedTuple):
 
 Write = (
     NewJob | SaveJob | AppendInput | SealInput | AssignLine | ReturnLine | EndAttempt | StoreResult | SaveSession
-    | History | CountDeath | DropJob
+    | ForgetWorker | History | CountDeath | DropJob
 )  # fmt: skip
 
 # ----------------------------------------------------------------------------------------------------------- sends

@@ -27,6 +27,7 @@ from common import keys
 from common.cli import installed_version
 from common.config import KeySettings
 from common.errors import RefusedError, UsageError
+from common.folders import made
 
 PEERS = Path(__file__).resolve().parent.parent / "tests" / "benchmarks" / "peers"
 PEERS_MAX_S = 1800
@@ -71,7 +72,7 @@ def bench_fleet(
     if peers and not (PEERS / "__main__.py").exists():
         raise RefusedError(f"--peers works in a checkout of haulier, where {PEERS} is")
     if state is not None:
-        state.mkdir(parents=True, exist_ok=True)
+        made(state, "the measurement")
     with show(announce=True) as bar, tempfile.TemporaryDirectory(prefix="bench-fleet-", dir=state) as folder:
         found = _measure(Path(folder), fleet_bench.Wanted(lines, in_flight, singles, recovery), peers, bar)
     if as_json:

@@ -17,10 +17,11 @@ from broker.store import Store
 from common import limits
 from common.messages import Problem
 from common.openai_lines import BOM, URLS, Bad, Entry, check, is_blank, too_long
+from common.prefixes import NO_KEY
 
 _INSERT = (
-    "INSERT OR IGNORE INTO lines (job, idx, line, custom_id, model, url, offset, size, state) "
-    "VALUES (?,?,?,?,?,?,?,?,?)"
+    "INSERT OR IGNORE INTO lines (job, idx, line, custom_id, model, url, offset, size, state, prefix) "
+    "VALUES (?,?,?,?,?,?,?,?,?,?)"
 )
 _RESULT = (
     "INSERT INTO results (job, idx, kind, seq, attempt, status_code, code, message, prompt_tokens, completion_tokens, "
@@ -104,7 +105,7 @@ class Intake:
             count.models.append(entry.model)
         row = (
             job.number, job.good + count.good, number, entry.custom_id, model, URLS.index(entry.url),
-            offset + entry.start, entry.end - entry.start, WAITING,
+            offset + entry.start, entry.end - entry.start, WAITING, entry.prefix,
         )  # fmt: skip
         if self._db.execute(_INSERT, row).rowcount == 0:
             return self._duplicate(job, entry.custom_id)
@@ -125,7 +126,7 @@ class Intake:
             count.first = Problem(number, bad.code, message)
         if job.problems + count.problems <= limits.PROBLEMS_LISTED_MAX_COUNT:
             self._db.execute("INSERT INTO problems VALUES (?,?,?,?)", (job.number, number, bad.code, message))
-        row = (job.number, -number, number, bad.custom_id or None, 0, 0, 0, 0, ENDED)
+        row = (job.number, -number, number, bad.custom_id or None, 0, 0, 0, 0, ENDED, NO_KEY)
         if self._db.execute(_INSERT, row).rowcount == 0:  # the custom_id belongs to another line
             self._db.execute(_INSERT, (*row[:3], None, *row[4:]))
         if job.lenient:

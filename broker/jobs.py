@@ -116,7 +116,7 @@ def _submit(state: State, came: Came, message: messages.Submit, now: Now, step: 
     job = Job(
         message.job, state.next_job, came.user, message.name, message.size, message.sha256, message.lenient,
         message.priority, message.window_s, message.model, now.wall,
-        deadline=now.mono + message.window_s if message.window_s else 0.0,
+        deadline=now.mono + message.window_s if message.window_s else 0.0, heard_at=now.mono,
     )  # fmt: skip
     state.next_job += 1
     state.jobs[job.id] = job
@@ -151,6 +151,7 @@ def _chunk(state: State, job: Job, came: Came, message: messages.Chunk, now: Now
             return
         step.writes.append(AppendInput(job.id, job.received, message.data, came.peer, message.request))
         job.received += len(message.data)
+        job.heard_at = now.mono
     received = job.received if job.status == "receiving" else job.size
     step.sends.append(Send(came.peer, messages.Need(message.request, job.id, received)))
 
@@ -297,6 +298,9 @@ def tick(state: State, now: Now, step: Step) -> None:
     for job in list(state.jobs.values()):
         if job.deadline and now.mono >= job.deadline and job.status not in NEVER_RAN:
             end(state, job, "expire", f"its window of {job.window_s} s ended", now, step)
+        elif job.status == "receiving" and now.mono - job.heard_at >= limits.UPLOAD_PATIENCE_S:
+            hours = limits.UPLOAD_PATIENCE_S / 3600
+            end(state, job, "expire", f"nothing more of its input came for {hours:g} hours: submit it anew", now, step)
         if job.is_open and _is_through(job):
             move(job, "settle")
             close(state, job, now, step)

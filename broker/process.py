@@ -6,6 +6,7 @@ With ``--standby`` it waits for the lock first (``broker.standby``) and then goe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -27,7 +28,8 @@ from common import metrics, wire
 from common.clock import SystemClock
 from common.config import GIB, BrokerSettings, KeySettings
 from common.errors import DiskFullError, RefusedError, disk_failure
-from common.keys import load_server
+from common.folders import made
+from common.keys import exposed, load_server
 from common.locks import Lock
 
 log = structlog.get_logger(room="broker.process")
@@ -38,6 +40,7 @@ ENDPOINT_NAME = "endpoint"
 def serve(settings: BrokerSettings) -> None:
     """Be a broker until told to stop. Main thread. Raises ``RefusedError`` for what must be changed first."""
     _check_keys(settings.keys)
+    made(settings.state, "the broker's store")
     told = _Told()
     figures = metrics.Metrics()
     lock = Lock(settings.state / "lock")
@@ -97,23 +100,24 @@ def _turns(
     checker: Reader | None,
 ) -> str:  # fmt: skip
     """Turns until told to stop; if the disk is full before that, what it said."""
-    clock = SystemClock()
-    reader = Reader(store.path)
-    upkeep = Upkeep(store.connection, store.path, settings.keep_s, checker)
     try:
-        state = prepare(store, spool, clock, settings.grace_s, int(settings.disk_reserve_gib * GIB))
-        state.weights = link.weights
-        questions = Questions(reader, store.path)
-        server = Server(state, store, spool, link, clock, settings.state, figures, questions, upkeep)
-        told.tell(server)
-        pulse(settings.state)
-        _announce(settings, link.socket, state.incarnation, len(state.jobs))
-        server.run()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(store.failing())
+            reader = Reader(store.path)
+            stack.callback(reader.close)
+            upkeep = Upkeep(store.connection, store.path, settings.keep_s, checker)
+            stack.callback(upkeep.close)
+            clock = SystemClock()
+            state = prepare(store, spool, clock, settings.grace_s, int(settings.disk_reserve_gib * GIB))
+            state.weights = link.weights
+            questions = Questions(reader, store.path)
+            server = Server(state, store, spool, link, clock, settings.state, figures, questions, upkeep)
+            told.tell(server)
+            pulse(settings.state)
+            _announce(settings, link.socket, state.incarnation, len(state.jobs))
+            server.run()
     except DiskFullError as error:
         return str(error)
-    finally:
-        upkeep.close()
-        reader.close()
     return ""
 
 
@@ -127,9 +131,11 @@ def _with_room(full: Full, told: _Told) -> Store | None:
 
 
 def _check_keys(keys: KeySettings) -> None:
-    """A standby with keys that cannot be used must say so now, and not when it is needed."""
+    """A standby with keys that cannot be used must say so now, and not when it is needed; so with keys others read."""
     if keys.directory is not None and not keys.insecure:
         load_server(keys.directory)
+        if words := exposed(keys.directory):
+            log.warning("keys_exposed", reason=words)
 
 
 def _announce(settings: BrokerSettings, socket: zmq.Socket[bytes], incarnation: int, jobs: int) -> None:

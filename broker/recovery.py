@@ -6,19 +6,20 @@ nobody claims within the grace waits again. Does not know how sessions come and 
 
 from __future__ import annotations
 
+from broker import affinity
 from broker.effects import AssignLine, EndAttempt, ReturnLine, Step
 from broker.inputs import Facts, Now
-from broker.state import ENDED, WAITING, Fact, Job, Line, Session, State
+from broker.state import ENDED, NOT_SAID, WAITING, Fact, Job, Line, Session, State
 from common.messages import HeldLine, LineRef, Verdict
 
 
-def hold(job: Job, line: Line, session: Session, attempt: int, step: Step) -> None:
+def hold(job: Job, line: Line, session: Session, attempt: int, now: Now, step: Step) -> None:
     """From now on ``session`` holds the line under ``attempt``; durable before anybody hears of it."""
     window = job.windows.get(line.model)
     if window is not None:
-        window.lines.pop(line.index, None)
+        window.drop(line.index)
     job.suspects.pop(line.index, None)
-    line.session, line.worker, line.held = session, session.worker, attempt
+    line.session, line.worker, line.held, line.since = session, session.worker, attempt, now.wall
     line.attempt = max(line.attempt, attempt)
     job.assigned[line.index] = line
     session.lines[(job.id, line.index)] = line
@@ -34,17 +35,19 @@ def drop(job: Job, line: Line) -> None:
 
 
 def release(job: Job, line: Line, how: str, now: Now, step: Step) -> None:
-    """An assigned line waits again, at the front. ``how`` tells what became of its attempt; nobody is blamed here."""
+    """An assigned line waits again, at the front: of several the last is released first.
+
+    ``how`` tells what became of its attempt; nobody is blamed here.
+    """
     step.writes.append(EndAttempt(job.number, line.index, line.held, line.worker, how, now.wall))
     step.writes.append(ReturnLine(line.deaths, job.number, line.index))
     drop(job, line)
-    line.worker, line.held = "", 0
+    line.worker, line.held, line.why = "", 0, NOT_SAID
     window = job.windows.get(line.model)
     if window is not None and line.group:
         job.suspects[line.index] = line
     elif window is not None:
-        window.lines[line.index] = line
-        window.lines.move_to_end(line.index, last=False)
+        window.add(line, first=True)
     job.waiting_ended = False
 
 
@@ -68,7 +71,7 @@ def claim(
     for one in held:
         if one.ref not in verdicts:
             verdicts[one.ref] = Verdict(one.ref, _judge(state, session, one, facts, now, step))
-    for job, line in lines_of(state, session.worker):
+    for job, line in reversed(lines_of(state, session.worker)):
         release(job, line, "unlisted", now, step)
     state.absent.discard(session.worker)
     return tuple(verdicts.values())
@@ -84,7 +87,7 @@ def _judge(state: State, session: Session, one: HeldLine, facts: Facts, now: Now
         if line.session is None and line.worker == session.worker and ref.attempt <= line.attempt:
             if line.held != ref.attempt:  # our later grant never reached it; the one it works on is as good
                 step.writes.append(EndAttempt(job.number, ref.index, line.held, line.worker, "unlisted", now.wall))
-            return _take(job, line, session, ref.attempt, finished, now, step)
+            return _take(state, job, line, session, ref.attempt, finished, now, step)
         # somebody else works on it: the first durable result wins, so a finished one is still wanted
         return "send" if finished else "cancel"
     fact = facts.get(ref.line)
@@ -98,15 +101,18 @@ def _judge(state: State, session: Session, one: HeldLine, facts: Facts, now: Now
     if job is None or job.status == "validating":
         return "cancel"
     if fact.state == WAITING and ref.attempt <= fact.line.attempt:
-        return _take(job, state.find(ref.line) or fact.line, session, ref.attempt, finished, now, step)
+        return _take(state, job, state.find(ref.line) or fact.line, session, ref.attempt, finished, now, step)
     return "send" if finished else "cancel"
 
 
-def _take(job: Job, line: Line, session: Session, attempt: int, finished: bool, now: Now, step: Step) -> str:
+def _take(
+    state: State, job: Job, line: Line, session: Session, attempt: int, finished: bool, now: Now, step: Step
+) -> str:
     """The worker's claim stands, unless the job is ending and the line has not finished."""
     if job.status == "in_progress" or finished:
         line.group = 0  # the worker is alive: no suspect of its death
-        hold(job, line, session, attempt, step)
+        hold(job, line, session, attempt, now, step)
+        affinity.own(state, session, line.prefix)
         return "send" if finished else "keep"
     if line.index in job.assigned:
         line.held = attempt
@@ -126,7 +132,7 @@ def tick(state: State, now: Now, step: Step) -> None:
     if not state.grace_until or (now.mono < state.grace_until and state.absent):
         return
     count = 0
-    for job, line in list(state.unclaimed()):
+    for job, line in reversed(list(state.unclaimed())):
         release(job, line, "unclaimed", now, step)
         count += 1
     step.note("grace_ended", returned=count, absent=sorted(state.absent))

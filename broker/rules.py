@@ -101,7 +101,7 @@ def _from_worker(state: State, came: Came, message: Any, now: Now, step: Step) -
         return
     match message:
         case messages.WorkerBeat():
-            sessions.beat(session, message)
+            sessions.beat(session, message, now)
         case messages.ResultPart():
             delivery.part(state, session, came, now, step)
         case messages.Drain():

@@ -70,11 +70,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of it: the job, lines finished by earlier runs, seconds taken."""
+    """What became of it: the job, lines finished by earlier runs, seconds taken; of failed lines, in words, why."""
 
     info: messages.JobInfo
     before: int
     seconds: float
+    failed: str = ""
 
 
 def run_command(
@@ -153,6 +154,8 @@ def run_command(
             bar.say(f"stopped; run it again{again} to go on where it was")
             raise typer.Exit(INTERRUPTED) from None
         bar.say(run_rules.summary(outcome.info, outcome.seconds, outcome.before, output, error))
+        if outcome.failed:
+            bar.say(outcome.failed)
     if as_json:
         typer.echo(json.dumps(_as_json(outcome, plan)))
     raise typer.Exit(client_rules.job_exit_code(outcome.info))
@@ -178,7 +181,7 @@ def run(plan: Plan, bar: Show) -> Outcome:
         keys.init(folder.keys, if_absent=True)
         try:
             with Children(folder, bar.say) as children:
-                info, before = _interruptible(Run(plan, bar, folder, children), bar, source, first, second)
+                info, before, failed = _interruptible(Run(plan, bar, folder, children), bar, source, first, second)
                 commit_all(first, second)
         except BadInputError:
             if plan.state is None:
@@ -186,12 +189,12 @@ def run(plan: Plan, bar: Show) -> Outcome:
             raise
         if plan.state is None:
             folder.remove()
-    return Outcome(info, before, time.monotonic() - began)
+    return Outcome(info, before, time.monotonic() - began, failed)
 
 
 def _interruptible(
     one: Run, bar: Show, source: fleet.InputFile, first: OutFile, second: OutFile
-) -> tuple[messages.JobInfo, int]:
+) -> tuple[messages.JobInfo, int, str]:
     try:
         return one.finish(source, first, second)
     except KeyboardInterrupt:
@@ -211,8 +214,11 @@ class Run:
         self._loaded = False
         self._phase = ""
 
-    def finish(self, source: fleet.InputFile, first: OutFile, second: OutFile) -> tuple[messages.JobInfo, int]:
-        """Bring the job to its end, its lines into the two files. Returns it and what earlier runs had finished."""
+    def finish(self, source: fleet.InputFile, first: OutFile, second: OutFile) -> tuple[messages.JobInfo, int, str]:
+        """Bring the job to its end, its lines into the two files.
+
+        Returns it, how many lines earlier runs had finished, and in words why lines failed.
+        """
         settings = ClientSettings((self._endpoint,), KeySettings(self._folder.keys), TIMEOUT_S)
         with self._kept, fleet.Client(settings, self._children.check) as client:
             self._start("starting", "broker", run_rules.broker_arguments(
@@ -229,7 +235,8 @@ class Run:
             lines = self._receive(client, info, first, second)
             info = client.ask(messages.AskStatus(0, job), messages.JobInfo)
             self._prove(client, info, *lines)
-            return info, before
+            failed = fleet.failures(client, job) if info.failed else []
+            return info, before, client_rules.failure_words(info, failed)
 
     def _start(self, phase: str, name: str, arguments: list[str]) -> None:
         self._show(phase)

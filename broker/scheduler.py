@@ -3,14 +3,15 @@
 Credit, not guessing: a session gets at most what its last beat granted, less what was sent since; an idle worker may
 get one line however long. A line whose model nobody serves waits, with its reason in words. Shares are counted in
 tokens: guessed from a body's length when a line is given out, and set right by what its result says. A priority orders
-the jobs of one key: nobody gets ahead of other keys by it. Does not know how lines come back.
+the jobs of one key: nobody gets ahead of other keys by it. Which lines of a window a session gets is ``affinity``'s.
+Does not know how lines come back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from broker import recovery, suspects
+from broker import affinity, recovery, suspects
 from broker.effects import BodyAt, SendBatch, Step
 from broker.inputs import Now
 from broker.state import Job, Line, Session, State, Window
@@ -69,7 +70,7 @@ def loaded(state: State, job_id: str, model: str, lines: tuple[Line, ...], curso
     for line in lines:
         index = line.index
         if not (index in job.assigned or index in job.suspects or index in window.lines):
-            window.lines[index] = line
+            window.add(line)
     window.cursor, window.exhausted = cursor, exhausted
 
 
@@ -87,8 +88,8 @@ def dispatch(state: State, now: Now, step: Step) -> None:
         if choice is None:
             break
         job, window = choice
-        session = max(takers[window.model], key=lambda one: (one.credit_lines, one.worker))
-        _give(state, job, window, session, given.setdefault(session.peer, []), step)
+        session = _taker(takers[window.model], window.head.prefix)
+        _give(state, job, window, session, given.setdefault(session.peer, []), now, step)
         if not can_take(session):
             takers = _takers(state)
     for peer, lines in given.items():
@@ -111,15 +112,24 @@ def _next(state: State, takers: dict[str, list[Session]]) -> tuple[Job, Window] 
     return best
 
 
-def _give(state: State, job: Job, window: Window, session: Session, given: list[tuple[Job, Line]], step: Step) -> None:
-    """One quantum of one window to one session, within its credit."""
+def _taker(takers: list[Session], key: int) -> Session:
+    """Who has the most room; of equals, who has the key of the window's head."""
+    return max(takers, key=lambda one: (one.credit_lines, key in one.keys, one.worker))
+
+
+def _give(
+    state: State, job: Job, window: Window, session: Session, given: list[tuple[Job, Line]], now: Now, step: Step
+) -> None:
+    """One quantum of one window to one session, within its credit; which of the lines is ``affinity``'s to say."""
+    stack = affinity.own_keys(session, window)
     lines = size = 0
     while window.lines and lines < QUANTUM_LINES and size < QUANTUM_BYTES and session.credit_lines > 0:
-        line = next(iter(window.lines.values()))
+        line, why = affinity.choose(state, session, window, stack)
         if line.size > session.credit_bytes and session.lines:
             session.credit_bytes = 0  # the next line must not be overtaken for ever by shorter ones
             break
-        recovery.hold(job, line, session, line.attempt + 1, step)
+        affinity.chosen(state, session, window, line, why, stack)
+        recovery.hold(job, line, session, line.attempt + 1, now, step)
         session.credit_lines -= 1
         session.credit_bytes -= line.size
         given.append((job, line))

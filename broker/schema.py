@@ -89,5 +89,11 @@ def _fourth(connection: sqlite3.Connection) -> None:
     connection.execute("ALTER TABLE results ADD COLUMN notes TEXT NOT NULL DEFAULT ''")
 
 
-MIGRATIONS = (_first, _second, _third, _fourth)
+def _fifth(connection: sqlite3.Connection) -> None:
+    """Lines of older stores have no key: they go where there is room, as they did."""
+    connection.execute("ALTER TABLE lines ADD COLUMN prefix INTEGER NOT NULL DEFAULT 0")
+    connection.execute("CREATE INDEX lines_by_prefix ON lines (job, prefix) WHERE prefix <> 0")
+
+
+MIGRATIONS = (_first, _second, _third, _fourth, _fifth)
 """Version N of the store is what the first N of these make."""

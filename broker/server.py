@@ -6,7 +6,6 @@ the process with nothing said, and the next one starts from what was synced. One
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from broker.questions import Questions
 from broker.spool import Spool
 from broker.standby import pulse
 from broker.state import Job, State
-from broker.store import Store, unusable
+from broker.store import Store
 from broker.upkeep import Upkeep
 from common import limits, messages
 from common.clock import Clock
@@ -57,7 +56,7 @@ class Server:
         self._listened_at, self._busy_s = clock.monotonic(), 0.0
         self._heard = True
         self._ended = dict.fromkeys(OUTCOMES, 0)
-        self._seen: set[str] = set()
+        self._shown: dict[str, None] = {}
         self.stopping = False
         state.disk_free = free_bytes(folder)
 
@@ -220,12 +219,10 @@ class Server:
 
     def _answer(self, query: Query) -> Any:
         """The answer; None when it comes in a later turn."""
-        try:
+        with self.store.failing():
             if self.questions is None or not isinstance(query.message, messages.AskAudit):
                 return answer(self.store, self.state, query, self.clock.monotonic())
             job = job_asked_for(self.store, self.state, query)
-        except sqlite3.Error as error:
-            raise unusable(self.store.path, error) from error
         return job if isinstance(job, messages.Failure) else self.questions.ask(query, job)
 
     def _tell(self, note: Note) -> None:
@@ -256,12 +253,21 @@ class Server:
             return
         self._measured_at = mono
         pulse(self._folder)
-        workers = set(self.state.by_worker)
-        for worker in workers | self._seen:
-            self.metrics.sessions.labels(worker=worker).set(int(worker in workers))
-        self._seen |= workers
+        self._show_workers()
         self.metrics.lines_waiting.set(sum(max(0, job.waiting) for job in self.state.jobs.values()))
         self.metrics.wal_bytes.labels(store="broker").set(wal_bytes(self._folder / STORE_NAME))
+
+    def _show_workers(self) -> None:
+        """Sessions by worker: 1 while it is here, then 0, until too many others are gone too."""
+        here = self.state.by_worker
+        for worker in here:
+            self._shown.pop(worker, None)
+            self._shown[worker] = None  # behind those that are gone: these go first
+        for worker in list(self._shown)[: max(0, len(self._shown) - len(here) - limits.WORKERS_SHOWN_MAX_COUNT)]:
+            del self._shown[worker]
+            self.metrics.sessions.remove(worker)
+        for worker in self._shown:
+            self.metrics.sessions.labels(worker=worker).set(int(worker in here))
 
 
 def prepare(store: Store, spool: Spool, clock: Clock, grace_s: float, reserve_bytes: int) -> State:

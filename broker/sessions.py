@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker import recovery, suspects
-from broker.effects import History, SaveSession, Send, Step
+from broker import affinity, recovery, suspects
+from broker.effects import ForgetWorker, History, SaveSession, Send, Step
 from broker.inputs import Came, Now
 from broker.state import KnownWorker, Login, Session, State
 from common import limits, messages
@@ -171,7 +171,9 @@ def _open(state: State, came: Came, login: Login, now: Now, step: Step) -> None:
         suspects.confirm(state, page.worker, page.incarnation, step)
     elif known is not None and page.incarnation > known.incarnation:
         suspects.testify(state, page.worker, page.ran, step)
+    state.known.pop(page.worker, None)
     state.known[page.worker] = KnownWorker(login.user, page.incarnation, page.login, epoch)
+    _forget_oldest(state, step)
     # rows of another store are none of ours: they are neither asked for nor judged, the worker keeps them
     held = login.held if page.store_id in ("", state.store_id) else []
     verdicts = recovery.claim(state, session, held, came.facts, now, step)
@@ -209,11 +211,15 @@ def heard(session: Session, now: Now) -> None:
     session.heard_at = now.mono
 
 
-def beat(session: Session, message: messages.WorkerBeat) -> None:
+def beat(session: Session, message: messages.WorkerBeat, now: Now) -> None:
     """Progress and credit. Assignments the worker had not seen when it wrote this are taken off again."""
     if message.phase not in PHASES:
         raise PeerFault("bad_phase", f"a worker is {', '.join(PHASES)}, not {message.phase[:40]!r}")
     session.phase = message.phase
+    elapsed = now.mono - session.told_at
+    if session.told_at and elapsed > 0:
+        session.rate = max(0, message.tokens - session.tokens) / elapsed
+    session.told_at = now.mono
     session.steps, session.tokens, session.ring = message.steps, message.tokens, message.ring
     session.concurrency = message.concurrency
     session.running = frozenset(message.running)
@@ -252,7 +258,7 @@ def gone(state: State, peer: bytes, why: str, now: Now, step: Step) -> None:
     if why in ("silence", "unsendable"):
         suspects.died(state, session, step)
     held = list(session.lines.items())
-    for (job_id, _), line in held:
+    for (job_id, _), line in reversed(held):  # each goes before those that wait: so they keep their order
         recovery.release(state.jobs[job_id], line, "lost", now, step)
     _forget(state, session)
     _save(session, "left" if why == "bye" else "lost", now, step)
@@ -261,8 +267,20 @@ def gone(state: State, peer: bytes, why: str, now: Now, step: Step) -> None:
 
 
 def _forget(state: State, session: Session) -> None:
+    affinity.forget(state, session)
     del state.sessions[session.peer]
     del state.by_worker[session.worker]
+
+
+def _forget_oldest(state: State, step: Step) -> None:
+    """Of too many workers the one that logged in longest ago is known no more, unless it is here or awaited."""
+    if len(state.known) <= limits.WORKERS_KNOWN_MAX_COUNT:
+        return
+    oldest = next((one for one in state.known if one not in state.by_worker and one not in state.absent), None)
+    if oldest is not None:
+        del state.known[oldest]
+        state.accused.pop(oldest, None)
+        step.writes.append(ForgetWorker(oldest))
 
 
 def _save(session: Session, how: str, now: Now, step: Step) -> None:

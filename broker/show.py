@@ -16,6 +16,7 @@ from rich.text import Text
 
 from broker.client_rules import done_of, duration, rate
 from common.clock import Clock, SystemClock
+from common.printable import printable
 
 FIRST_S = 1.0
 EVERY_S = 5.0
@@ -103,10 +104,10 @@ class Bars:
 
     def update(self, done: float, total: float = 0, note: str = "") -> None:
         if self._task is not None:
-            self._progress.update(self._task, completed=done, total=total or None, note=note)
+            self._progress.update(self._task, completed=done, total=total or None, note=printable(note))
 
     def say(self, text: str) -> None:
-        self._console.print(f"haulier: {text}", markup=False, highlight=False, soft_wrap=True)
+        self._console.print(f"haulier: {printable(text)}", markup=False, highlight=False, soft_wrap=True)
 
 
 class PlainLines:
@@ -157,4 +158,4 @@ class PlainLines:
         self.say(f"{self._name}: {', '.join([*parts, *([note] if note else [])])}")
 
     def say(self, text: str) -> None:
-        print(f"haulier: {text}", file=self._stream, flush=True)
+        print(f"haulier: {printable(text)}", file=self._stream, flush=True)

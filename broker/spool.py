@@ -13,6 +13,7 @@ from pathlib import Path
 
 from common import limits
 from common.errors import RefusedError, disk_failure
+from common.folders import made
 
 OPEN_MAX_COUNT = 64
 """Files kept open at once."""
@@ -41,11 +42,7 @@ class Spool:
     """The folder of input files."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RefusedError(f"cannot make the folder {folder}: {error.strerror}; see --state") from error
+        self.folder = made(folder, "input files")
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def path(self, job: str) -> Path:

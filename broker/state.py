@@ -6,7 +6,7 @@ The store holds the same and more: after a crash, this is rebuilt from it.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -18,6 +18,9 @@ OPEN = ("receiving", "validating", "in_progress", "cancelling", "expiring")
 CLOSED = ("completed", "failed", "cancelled", "expired")
 WAITING, ASSIGNED, ENDED = 0, 1, 2
 """States of a line in the store. ``ENDED``: its one result is there."""
+NOT_SAID, HAS_IT, UNOWNED, HELPS, PASSED_OVER = range(5)
+"""Why a line went to its worker: it was not the window's to give; the worker has its key; nobody had it; others have
+it, and there was nothing else to do; it was passed over often enough (``broker.affinity``)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +43,14 @@ class Line:
     """Workers that died while they ran this line alone (D5)."""
     group: int = 0
     """Suspects that run together; 0 for no suspect."""
+    prefix: int = 0
+    """The key of how it begins (``common.prefixes``); 0 for none."""
+    passed: int = 0
+    """How often another line was taken while this one was the head of its window."""
+    why: int = NOT_SAID
+    """Why it went where it is now; known to the broker's run that gave it out."""
+    since: float = 0.0
+    """Wall seconds since when its session holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +68,53 @@ class Fact:
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """Waiting lines of one job and one model. Those beyond ``cursor`` are still in the store only."""
+    """Waiting lines of one job and one model. Those beyond ``cursor`` are still in the store only.
+
+    ``groups`` are the same lines by key, each key where its first line came, in order within a key: what is looked for
+    is found without going through the lines. Put in and taken out by ``add`` and ``drop`` alone.
+    """
 
     model: str
     lines: OrderedDict[int, Line] = field(default_factory=OrderedDict)
+    groups: OrderedDict[int, OrderedDict[int, Line]] = field(default_factory=OrderedDict)
     cursor: int = 0
     exhausted: bool = False
+
+    def add(self, line: Line, first: bool = False) -> None:
+        """Behind all others, or before them."""
+        group = self.groups.get(line.prefix)
+        if group is None:
+            group = self.groups[line.prefix] = OrderedDict()
+        self.lines[line.index] = group[line.index] = line
+        if first:
+            self.lines.move_to_end(line.index, last=False)
+            group.move_to_end(line.index, last=False)
+            self.groups.move_to_end(line.prefix, last=False)
+
+    def drop(self, index: int) -> bool:
+        """Whether it was there."""
+        line = self.lines.pop(index, None)
+        if line is None:
+            return False
+        group = self.groups[line.prefix]
+        del group[index]
+        if not group:
+            del self.groups[line.prefix]
+        return True
+
+    @property
+    def head(self) -> Line:
+        return next(iter(self.lines.values()))
+
+    def group_head(self, key: int) -> Line:
+        return next(iter(self.groups[key].values()))
+
+    def first(self, key: int) -> Line | None:
+        """The first line with ``key``, if one waits."""
+        return self.group_head(key) if key in self.groups else None
+
+    def waiting(self, key: int) -> int:
+        return len(self.groups[key])
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +140,8 @@ class Job:
     deadline: float = 0.0
     """Monotonic seconds of this process; 0 for none."""
     received: int = 0
+    heard_at: float = 0.0
+    """When something of its input came last, monotonic seconds."""
     checked_bytes: int = 0
     lines_read: int = 0
     good: int = 0
@@ -167,11 +221,17 @@ class Session:
     credit_bytes: int = 0
     sent: deque[tuple[int, int, int]] = field(default_factory=deque)
     """(assignment, lines, bytes) sent and not yet in the worker's own figures."""
+    told_at: float = 0.0
+    """When its last beat came, monotonic seconds; 0 for never."""
     steps: int = 0
     tokens: int = 0
+    rate: float = 0.0
+    """Tokens a second between its last two beats."""
     ring: RingReport = field(default_factory=RingReport)
     lines: dict[tuple[str, int], Line] = field(default_factory=dict)
     running: frozenset[LineRef] = frozenset()
+    keys: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    """Beginnings of lines it holds or lately held, oldest first; bounded."""
     partial: dict[LineRef, Partial] = field(default_factory=dict)
     draining: bool = False
     welcome: tuple[Welcome, ...] = ()
@@ -218,10 +278,13 @@ class State:
     by_worker: dict[str, Session] = field(default_factory=dict)
     logins: dict[bytes, Login] = field(default_factory=dict)
     known: dict[str, KnownWorker] = field(default_factory=dict)
+    """By worker, the one that logged in longest ago first; bounded."""
     served: dict[str, float] = field(default_factory=dict)
     """Tokens served to each owner, for the fair share."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Of keys that get more or less than one share."""
+    owners: dict[int, int] = field(default_factory=dict)
+    """How many live sessions have each beginning."""
 
     def unclaimed(self) -> Iterator[tuple[Job, Line]]:
         """Assigned lines that no session holds yet: only after a restart, within the grace."""
@@ -252,6 +315,8 @@ class State:
             _need(not job.suspects.keys() & job.assigned.keys(), f"job {job.id}: a suspect waits and is assigned")
             for window in job.windows.values():
                 _need(not window.lines.keys() & job.suspects.keys(), f"job {job.id}: a suspect waits among others")
+                grouped = {index: line for group in window.groups.values() for index, line in group.items()}
+                _need(grouped == window.lines and all(window.groups.values()), f"job {job.id}: a window's keys")
             for index, line in job.assigned.items():
                 _need(0 < line.held <= line.attempt, f"{job.id}#{index}: attempt {line.held} was never given out")
                 if line.session is None:
@@ -264,6 +329,8 @@ class State:
                 held = self.jobs[job_id].assigned.get(index) if job_id in self.jobs else None
                 _need(held is line, f"{job_id}#{index}: in a session and not assigned")
         _need(len(self.sessions) == len(self.by_worker), "a session without a connection")
+        had = Counter(key for session in self.sessions.values() for key in session.keys)
+        _need(dict(had) == self.owners, "keys without a session")
 
 
 def _need(holds: bool, words: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from common import limits
 from common.errors import RefusedError, UsageError
+from common.folders import why_not
 
 WAIT_S = limits.PARENT_GRACE_S + 5.0
 """Children follow their parent within the grace, and then some for a machine that is busy."""
@@ -78,7 +79,7 @@ def state_folder(path: Path, sleep: Callable[[float], None], say: Callable[[str]
             children_lock = os.open(path / "children.lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as failure:
             raise UsageError(
-                f"cannot keep state in {path}: {failure.strerror}; name another folder by --state"
+                f"cannot keep state in {path}: {why_not(path, failure)}; name another folder by --state"
             ) from failure
         stack.callback(os.close, children_lock)
         _await_children(path, children_lock, sleep, say)

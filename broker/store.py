@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +20,7 @@ from broker import effects as do
 from broker.inputs import ClosedJob, Now
 from broker.schema import MIGRATIONS
 from broker.state import ENDED, OPEN, WAITING, Fact, Job, KnownWorker, Line, State, Window
+from common import limits
 from common.database import is_full, open_database, transaction, wal_bytes
 from common.errors import DiskFullError, InvariantError, RefusedError
 from common.ids import LineId, new_id
@@ -28,7 +30,7 @@ from common.openai_lines import URLS
 WHAT = "the broker's store"
 WORKED = "endpoint"
 """A file that lies beside a store that was in use: without it an empty file is a start that was cut off."""
-LINE = "idx, url, model, offset, size, attempt, held, worker, deaths"
+LINE = "idx, url, model, offset, size, attempt, held, worker, deaths, prefix"
 """Columns of a ``Line``, in the order ``_line`` reads them."""
 JOB = (
     "id", "number", "owner", "name", "size", "sha256", "lenient", "priority", "window_s", "model", "created_at",
@@ -46,6 +48,7 @@ _SQL: dict[type, str] = {
     "completion_tokens, worker, body, stored_at, notes) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
     do.SaveSession: "INSERT OR REPLACE INTO sessions (worker, user, incarnation, login, epoch, state, at) "
     "VALUES (?,?,?,?,?,?,?)",
+    do.ForgetWorker: "DELETE FROM sessions WHERE worker=?",
     do.History: "INSERT INTO history (at, kind, job, worker, detail) VALUES (?,?,?,?,?)",
 }
 _NEXT_JOB = "SELECT max((SELECT coalesce(max(number), 0) FROM jobs), (SELECT coalesce(max(number), 0) FROM doomed)) + 1"
@@ -60,7 +63,7 @@ class Store:
         self.connection: sqlite3.Connection = database.conn
         self.store_id = ""
         self.incarnation = 0
-        self._models: dict[int, dict[str, int]] = {}
+        self._models: OrderedDict[int, dict[str, int]] = OrderedDict()
         self._end_from: dict[int, int] = {}
 
     @classmethod
@@ -72,7 +75,7 @@ class Store:
 
     def take_over(self, chance: Callable[[], str] = new_id) -> None:
         """Become the broker of this store: any other that still writes to it stops at its next commit."""
-        with self._written(), transaction(self.database) as connection:
+        with self.failing(), transaction(self.database) as connection:
             connection.execute("INSERT OR IGNORE INTO broker VALUES (1, ?, 0)", (chance(),))
             connection.execute("UPDATE broker SET incarnation = incarnation + 1")
             row = connection.execute("SELECT store_id, incarnation FROM broker").fetchone()
@@ -85,13 +88,13 @@ class Store:
         Raises ``DiskFullError`` when there was no room, and ``RefusedError`` if another broker took over or the file
         cannot be used: what the rules decided in this turn is then in memory alone, and must not be said to anybody.
         """
-        with self._written(), transaction(self.database):
+        with self.failing(), transaction(self.database):
             yield
             self.check_incarnation()
 
     @contextlib.contextmanager
-    def _written(self) -> Iterator[None]:
-        """Failures of the block's statements as the errors that say what to do about them (D6)."""
+    def failing(self) -> Iterator[None]:
+        """Failures of the block's statements, reads too, as the errors that say what to do about them (D6)."""
         try:
             yield
         except sqlite3.IntegrityError as error:
@@ -148,7 +151,10 @@ class Store:
         self.connection.executemany(_SQL[do.StoreResult], results)
         self.connection.executemany(_END_LINES, runs([(job.number, idx) for idx, _ in rows]))
         full = len(rows) == count
-        self._end_from[job.number] = rows[-1][0] + 1 if full else 0
+        if full:
+            self._end_from[job.number] = rows[-1][0] + 1
+        else:
+            self._end_from.pop(job.number, None)
         return len(rows), full or start > 0
 
     # -- reads --------------------------------------------------------------------------------------------------
@@ -158,12 +164,13 @@ class Store:
         state = State(self.store_id, self.incarnation)
         one = self.connection.execute
         state.next_job = one(_NEXT_JOB).fetchone()[0]
-        for row in one("SELECT worker, user, incarnation, login, epoch FROM sessions"):
+        for row in one("SELECT worker, user, incarnation, login, epoch FROM sessions ORDER BY at, worker"):
             state.known[row[0]] = KnownWorker(*row[1:])
         state.next_epoch = 1 + max((known.epoch for known in state.known.values()), default=0)
         marks = ",".join("?" * len(OPEN))
         for row in one(f"SELECT {','.join(JOB)} FROM jobs WHERE status IN ({marks}) ORDER BY number", OPEN):
             job = job_of(row)
+            job.heard_at = now.mono
             if job.window_s:
                 job.deadline = max(now.mono + 1e-9, now.mono + job.expires_at - now.wall)
             if job.status in ("validating", "in_progress"):
@@ -183,6 +190,8 @@ class Store:
         if found is None:
             rows = self.connection.execute("SELECT name, number FROM models WHERE job=? ORDER BY number", (job,))
             found = self._models[job] = dict(rows.fetchall())
+            if len(self._models) > limits.MODEL_LISTS_KEPT_MAX_COUNT:
+                self._models.popitem(last=False)
         return found
 
     def window(self, job: int, model: str, cursor: int, count: int) -> tuple[tuple[Line, ...], int, bool]:
@@ -278,8 +287,8 @@ def runs(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def _line(models: Sequence[str], row: Sequence[Any]) -> Line:
-    index, url, model, offset, size, attempt, held, worker, deaths = row[:9]
-    return Line(index, URLS[url], models[model], offset, size, attempt, held, worker, None, deaths)
+    index, url, model, offset, size, attempt, held, worker, deaths, prefix = row[:10]
+    return Line(index, URLS[url], models[model], offset, size, attempt, held, worker, None, deaths, prefix=prefix)
 
 
 def drop_job(connection: sqlite3.Connection, job: str, at: float) -> None:

@@ -60,7 +60,7 @@ def testify(state: State, worker: str, ran: tuple[LineRef, ...], step: Step) -> 
     _regroup(state, [line for _, line in free])
     for job, line in free:
         window = job.windows.get(line.model)
-        if window is not None and window.lines.pop(line.index, None) is not None:
+        if window is not None and window.drop(line.index):
             job.suspects[line.index] = line
     if evidence:
         step.note("suspects", worker=worker, lines=len(evidence), alone=len(ids) == 1)
@@ -85,7 +85,7 @@ def next_trial(state: State, now: Now, step: Step) -> tuple[Session, list[tuple[
         return None
     given = group[: min(session.credit_lines, limits.BATCH_MAX_LINES)]
     for job, line in given:
-        hold(job, line, session, line.attempt + 1, step)
+        hold(job, line, session, line.attempt + 1, now, step)
         session.credit_lines -= 1
         session.credit_bytes -= line.size
     step.note("trial", worker=session.worker, lines=len(given))

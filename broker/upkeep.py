@@ -1,7 +1,7 @@
 """shell: what a store needs to stay healthy and small: retention, deletion in slices, vacuum, checkpoints, a check.
 
 Home of retention: a job that was deleted, or that ended longer ago than ``--keep``, is gone for everybody at once, and
-its rows go in slices of a turn. The check for damage (D6) runs beside the work. Knows no message.
+its rows go in slices of a turn; old logins go too. The check for damage (D6) runs beside the work. Knows no message.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from common.database import vacuum, wal_bytes
 log = structlog.get_logger(room="broker.upkeep")
 _TABLES = "SELECT name FROM sqlite_schema WHERE type='table' AND name NOT LIKE 'sqlite_%'"
 _RESULTS = "SELECT id, length(body) FROM results WHERE job=? LIMIT ?"
+_OLD_LOGINS = (
+    "DELETE FROM history WHERE id IN (SELECT id FROM history WHERE job='' AND id <= "
+    "(SELECT max(id) FROM history) - ? ORDER BY id LIMIT ?)"
+)
 _SLICES = (
     "DELETE FROM attempts WHERE job=?1 AND (idx, attempt) IN "
     "(SELECT idx, attempt FROM attempts WHERE job=?1 ORDER BY idx, attempt LIMIT ?2)",
@@ -55,6 +59,7 @@ class Upkeep:
             self._look_at = now.mono + limits.RETENTION_LOOK_S
             if self._keep_s and self._trusts(now):
                 self._retire(now)
+            self._db.execute(_OLD_LOGINS, (limits.HISTORY_KEPT_MAX_COUNT, limits.DELETE_ROWS_A_TURN))
             self._doomed = self._doomed or self._next_doomed()
         if self._doomed is not None and self._slice(self._doomed):
             self._db.execute("DELETE FROM doomed WHERE number=?", (self._doomed,))
@@ -135,6 +140,8 @@ class Upkeep:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.OperationalError as error:  # a full disk, or a reader in the way: nothing depends on it
             log.info("upkeep_put_off", reason=str(error))
+        except sqlite3.DatabaseError as error:
+            raise damaged(self._path, str(error)) from error
         finally:
             self._db.execute(f"PRAGMA busy_timeout={limits.STORE_BUSY_MS}")
         return False

@@ -16,6 +16,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, r
 import typer
 
 from common.errors import DISK_FULL, HaulierError, InvariantError, ReaderGone, RefusedError
+from common.printable import printable
 
 GROUP = "haulier.commands"
 INTERRUPTED = 130
@@ -163,7 +164,7 @@ def _bug(failure: BaseException) -> int:
 
 def _say(message: str) -> None:
     """One line, whatever the message holds."""
-    print("haulier: " + " ".join(message.split()), file=sys.stderr)
+    print("haulier: " + printable(" ".join(message.split())), file=sys.stderr)
 
 
 if __name__ == "__main__":

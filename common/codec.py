@@ -21,8 +21,13 @@ from common.errors import PeerFault
 T = TypeVar("T")
 Decode = Callable[[Any, str], Any]
 INT_MAX = bulk.INT_MAX
-REASONS = frozenset({"reason", "message", "findings"})
-"""Fields that hold sentences: bounded by ``REASON_MAX_CHARS`` instead of ``TEXT_MAX_CHARS``."""
+TEXT_MAX_CHARS = {
+    "reason": limits.REASON_MAX_CHARS,
+    "message": limits.REASON_MAX_CHARS,
+    "findings": limits.REASON_MAX_CHARS,
+    "notes": limits.NOTES_MAX_CHARS,
+}
+"""Fields of text with a bound of their own; all others have ``limits.TEXT_MAX_CHARS``."""
 
 
 def encode(message: object) -> bytes:
@@ -141,9 +146,7 @@ def _boolean(name: str) -> Decode:
 
 
 def _text_max(name: str) -> int:
-    if name == "notes":
-        return limits.NOTES_MAX_CHARS
-    return limits.REASON_MAX_CHARS if name in REASONS else limits.TEXT_MAX_CHARS
+    return TEXT_MAX_CHARS.get(name, limits.TEXT_MAX_CHARS)
 
 
 def _text(name: str) -> Decode:

@@ -17,23 +17,23 @@ GIB = 1024**3
 _ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.*-]+):(\d{1,5}|\*)")
 
 
-def endpoints(text: str) -> tuple[str, ...]:
-    """``EP[,EP...]`` as a tuple of ZeroMQ endpoints; ``host:port`` is read as ``tcp://host:port``."""
+def endpoints(text: str, flag: str = "--broker") -> tuple[str, ...]:
+    """``EP[,EP...]`` as a tuple of ZeroMQ endpoints; ``host:port`` is read as ``tcp://host:port``. ``flag`` said it."""
     found = []
     for part in (piece.strip() for piece in text.split(",")):
         full = part if "://" in part else f"tcp://{part}"
         match = _ENDPOINT.fullmatch(full)
         if match is None or (match[2] != "*" and not 0 < int(match[2]) < 65536):
-            raise UsageError(f"--broker {part!r} is not tcp://HOST:PORT")
+            raise UsageError(f"{flag} {part!r} is not tcp://HOST:PORT")
         found.append(full)
     return tuple(found)
 
 
-def seconds(text: str) -> int:
-    """``90``, ``90s``, ``15m``, ``24h`` or ``30d`` in seconds."""
+def seconds(text: str, flag: str) -> int:
+    """``90``, ``90s``, ``15m``, ``24h`` or ``30d`` in seconds; ``flag`` said it."""
     match = re.fullmatch(r"(\d{1,9})([smhd]?)", text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is not a duration such as 90s, 15m, 24h or 30d")
+        raise UsageError(f"{flag} {text!r} is not a duration such as 90s, 15m, 24h or 30d")
     return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 

@@ -17,6 +17,7 @@ import sqlite_utils
 
 from common import limits
 from common.errors import DiskFullError, RefusedError
+from common.folders import made
 
 Migration = Callable[[sqlite3.Connection], None]
 UNSAFE = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "vboxsf", "virtiofs", "fuse.grpcfuse", "osxfs"}
@@ -101,10 +102,7 @@ def is_full(error: sqlite3.Error, folder: Path) -> bool:
 
 def refuse_unsafe(folder: Path, what: str) -> None:
     """Make ``folder`` if absent; raise ``RefusedError`` if its file system cannot keep a WAL database safe."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RefusedError(f"cannot make the folder {folder} for {what}: {error.strerror}; see --state") from error
+    made(folder, what)
     kind = filesystem(folder)
     if kind in UNSAFE and os.environ.get(ALLOW_UNSAFE) != "1":
         raise RefusedError(

@@ -129,6 +129,19 @@ def load_client(directory: Path) -> KeyPair:
     return KeyPair(public, secret, server)
 
 
+def exposed(directory: Path) -> str:
+    """In words, which of the folder's secret keys others on this machine can read, and what to do; empty if none."""
+    open_to_all = []
+    for path in sorted(directory.glob("*.key_secret")):
+        try:
+            reached, read = directory.stat().st_mode & 0o011, path.stat().st_mode & 0o044
+        except OSError:  # it vanished, or its folder cannot be looked into: whoever needs it says so
+            continue
+        if reached and read:
+            open_to_all.append(str(path))
+    return f"others can read {', '.join(open_to_all)}: chmod go= it, or make new keys" if open_to_all else ""
+
+
 class Authorized:
     """The public keys let in by a key folder, read again when its listing changes. Any thread may ask."""
 

@@ -92,6 +92,12 @@ WAITING_LOADED_MAX_COUNT = 4_096
 """Waiting lines of one job held in memory; the rest stays in the store, so that memory is flat."""
 WAITING_LOADED_MIN_COUNT = 256
 """The smallest such window, when many jobs share the memory."""
+KEYS_A_SESSION_MAX_COUNT = 64
+"""Beginnings of lines that are remembered of one session: more than an engine holds histories."""
+KEYS_SEARCHED_MAX_COUNT = 64
+"""Beginnings looked at for one line, when the first line of a window is another worker's by its beginning."""
+PASSED_OVER_MAX_COUNT = 512
+"""Lines of a window given out before its first one; then it goes to whoever asks."""
 TOKEN_GUESS_BYTES = 4
 """A guess of what a token is in a request's body, until its result tells: for fair shares alone."""
 END_LINES_A_TURN = 2_000
@@ -100,6 +106,8 @@ DELETE_ROWS_A_TURN = 2_000
 """Rows of deleted jobs that go in one turn, so that beats go on while a job of millions is deleted."""
 DELETE_BYTES_A_TURN = 16 * 1024 * 1024
 """The same in bytes of results; one longer result still goes in one turn."""
+HISTORY_KEPT_MAX_COUNT = 100_000
+"""Newest entries of the history among which those that belong to no job (logins, sessions gone) are kept."""
 RETENTION_LOOK_S = 60.0
 """Between two looks for jobs that are kept no longer."""
 TIDY_AFTER_S = 1.0
@@ -110,6 +118,14 @@ QUESTIONS_MAX_COUNT = 64
 """Long questions (audits) that wait for one reader; who asks more is told to ask again."""
 STORE_BUSY_MS = 5_000
 """How long SQLite waits for another connection's lock before it says so."""
+WORKERS_KNOWN_MAX_COUNT = 10_000
+"""Workers whose last login is remembered; each container that comes under a new name is one more."""
+WORKERS_SHOWN_MAX_COUNT = 1_000
+"""Workers that are gone and still shown in the metrics, as 0."""
+MODEL_LISTS_KEPT_MAX_COUNT = 256
+"""Jobs whose models' names are kept in memory; of others they are read again."""
+UPLOAD_PATIENCE_S = 24 * 3600.0
+"""An input of which nothing more came for so long is given up: the disk it was promised is others' again."""
 DEATHS_ALONE_MAX_COUNT = 2
 """Deaths while running alone before a line is set aside (D5)."""
 

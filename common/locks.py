@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.errors import RefusedError
+from common.folders import why_not
 
 
 @contextlib.contextmanager
@@ -61,4 +62,5 @@ def _open(path: Path) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise RefusedError(f"cannot open {path}: {error.strerror}; is the folder writable?") from error
+        words = f"cannot open {path}: {why_not(path.parent, error)}; is it a folder, and writable?"
+        raise RefusedError(words) from error

@@ -8,10 +8,12 @@ is too long is found by the worker, which alone can count its tokens.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from common import limits
+from common.prefixes import NO_KEY, prefix_key
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -28,13 +30,17 @@ CODES = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A good line. ``start`` and ``end`` are byte offsets of ``body``'s JSON within the line as it was given."""
+    """A good line. ``start`` and ``end`` are byte offsets of ``body``'s JSON within the line as it was given.
+
+    ``prefix`` is the key of how its text begins, 0 for none.
+    """
 
     custom_id: str
     url: str
     model: str
     start: int
     end: int
+    prefix: int = NO_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,7 @@ def check(raw: bytes, model: str = "") -> Entry | Bad:
     start, end = span
     if not text.isascii():
         start, end = len(text[:start].encode()), len(text[:end].encode())
-    return Entry(custom_id, fields["url"], body["model"], start, end)
+    return Entry(custom_id, fields["url"], body["model"], start, end, prefix_key(body))
 
 
 def _no_constant(name: str) -> Any:
@@ -102,7 +108,10 @@ def _fields(text: str) -> tuple[dict[str, Any], tuple[int, int]]:
     except RecursionError:
         raise _Problem("invalid_json_line", "nested too deeply") from None
     except (ValueError, IndexError) as error:
-        raise _Problem("invalid_json_line", f"not JSON: {error}") from None
+        words = str(error)
+        if "set_int_max_str_digits" in words:  # the interpreter's advice to its programmer
+            words = f"a number has more than {sys.get_int_max_str_digits():,} digits"
+        raise _Problem("invalid_json_line", f"not JSON: {words}") from None
 
 
 def _walk(text: str) -> tuple[dict[str, Any], tuple[int, int]]:
@@ -168,8 +177,10 @@ def _method_and_url(fields: dict[str, Any]) -> None:
 
 def _body(url: str, body: dict[str, Any], model: str) -> None:
     named = body.get("model")
-    if not isinstance(named, str) or not named:
+    if named is None or named == "":
         raise _Problem("missing_required", "body.model is missing")
+    if not isinstance(named, str):
+        raise _Problem("model_mismatch", f"body.model must be text, not {type(named).__name__}")
     if len(named) > limits.TEXT_MAX_CHARS or any("\ud800" <= char <= "\udfff" for char in named):
         raise _Problem("model_mismatch", f"body.model is no model's name: {_short(named)}")
     if model and named != model:

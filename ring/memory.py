@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from common.errors import InvariantError, UsageError
+from common.errors import InvariantError, RefusedError, UsageError
 from common.limits import DESCRIPTOR_BYTES, PAYLOAD_ALIGN_BYTES
 from ring.accounting import reached
 
@@ -96,7 +96,11 @@ class HostRingMemory:
         self.capacity_bytes = capacity_bytes
         self.entries = entries
         table_bytes = -(-entries * DESCRIPTOR_BYTES // CONTROL_BYTES) * CONTROL_BYTES
-        pages = np.frombuffer(mmap.mmap(-1, CONTROL_BYTES + table_bytes + capacity_bytes), dtype=np.uint8)
+        size = CONTROL_BYTES + table_bytes + capacity_bytes
+        try:
+            pages = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
+        except (OSError, OverflowError) as error:
+            raise RefusedError(f"the system refused {size} bytes for the ring: {error}; lower --ring-mib") from error
         pages.fill(0)  # touches every page: no page fault after the start
         self._arena = pages[CONTROL_BYTES + table_bytes :].view(np.int32)
         self.words = pages[:CONTROL_BYTES].data.cast("I")

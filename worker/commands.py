@@ -13,6 +13,7 @@ from pathlib import Path
 
 import typer
 
+from common import keys as key_files
 from common import limits, log, parent
 from common.cli import not_installed
 from common.config import EngineSettings, KeySettings, WorkerSettings, endpoints
@@ -129,6 +130,8 @@ def worker(
         echo_delay_ms=echo_delay_ms,
         witness=echo_witness,
     )  # fmt: skip
+    if keys is not None and not insecure and (words := key_files.exposed(keys)):
+        log.get("worker").warning("keys_exposed", reason=words)
     parent.follow_parent()
     if not echo:
         # read when torch's threads first start: spinning at each barrier, they would take the cores from broker,

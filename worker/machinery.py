@@ -15,8 +15,9 @@ from typing import Any, Protocol
 
 from common import limits
 from common.clock import SystemClock
-from common.config import WorkerSettings
+from common.config import GIB, WorkerSettings
 from common.errors import RefusedError
+from common.machine import memory_bytes
 from common.messages import ModelInfo
 from ring.accounting import Accounting
 from ring.consumer import Consumer
@@ -70,7 +71,26 @@ Admit = Callable[[Request], None]
 
 def build(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable[[str], None]) -> Machinery:
     """Load the model and make ring and engine. Blocks for as long as that takes. Raises ``RefusedError``."""
+    check_memory(settings, memory_bytes())
     return _echo(settings, finish, admit) if settings.echo else _real(settings, finish, admit, tell)
+
+
+def check_memory(settings: WorkerSettings, there: int) -> None:
+    """Raise ``RefusedError`` when host pool and ring together are more than ``there``, bytes of memory; 0: not known.
+
+    The system would promise them all the same, and end this process, or another, once they are written to.
+    """
+    ring = settings.ring_mib * MIB
+    staged = settings.engine.residency == "staged" and not settings.echo
+    pool = int(settings.engine.host_pool_gib * GIB) if staged else 0
+    if not there or ring + pool <= there:
+        return
+    asked = f"--ring-mib {settings.ring_mib}"
+    asked = f"--host-pool-gib {settings.engine.host_pool_gib} and {asked}" if pool else asked
+    raise RefusedError(
+        f"{asked} ask for {(ring + pool) / GIB:.3f} GiB of memory, this machine (or container) has "
+        f"{there / GIB:.3f} GiB: lower {'--host-pool-gib' if pool > ring else '--ring-mib'}"
+    )
 
 
 def _echo(settings: WorkerSettings, finish: Finish, admit: Admit) -> Machinery:

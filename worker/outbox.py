@@ -6,9 +6,10 @@ counter and the running set (D5's evidence, unsynced) live here too. One connect
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,10 @@ class Outbox:
 
     def begin(self) -> Found:
         """Start a new run of this worker: its incarnation is one above the last, durably, before anyone hears of it."""
+        with self._failing(RefusedError):
+            return self._begin()
+
+    def _begin(self) -> Found:
         with transaction(self._database) as connection:
             known = dict(connection.execute("SELECT name, value FROM self").fetchall())
             worker = known.get("worker") or f"worker-{new_id()[:8]}"
@@ -113,8 +118,9 @@ class Outbox:
     def rows(self) -> list[Row]:
         """All results to be delivered, oldest first."""
         query = "SELECT job, line, attempt, store, length(body), length(notes) FROM result"
-        found = self._connection.execute(query + " WHERE aside IS NULL ORDER BY number")
-        return [(LineRef(row[0], row[1], row[2]), row[3], carried_bytes(row[4], row[5])) for row in found]
+        with self._failing(RefusedError):
+            found = self._connection.execute(query + " WHERE aside IS NULL ORDER BY number")
+            return [(LineRef(row[0], row[1], row[2]), row[3], carried_bytes(row[4], row[5])) for row in found]
 
     def write(self, effects: Sequence[Write], incarnation: int) -> None:
         """All of a turn's writes in one commit, synced if a result is among them. All or nothing.
@@ -122,16 +128,10 @@ class Outbox:
         Raises ``OutboxBlocked`` when the disk does not take it; the caller keeps the effects and tries again.
         """
         synced = any(isinstance(effect, do.Save) for effect in effects)
-        try:
+        with self._failing(OutboxBlocked):
             self._connection.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
             with transaction(self._database) as connection:
                 begun, over, gone = self._write(connection, effects, incarnation)
-        except sqlite3.OperationalError as failure:
-            raise OutboxBlocked(f"{WHAT} at {self._path} cannot be written: {failure}") from failure
-        except sqlite3.DatabaseError as failure:
-            raise RefusedError(
-                f"{WHAT} at {self._path} is damaged: {failure}; restore it, or move --state"
-            ) from failure
         self.commits += 1
         self._noted.difference_update(over)
         self._noted.update(begun)
@@ -177,7 +177,8 @@ class Outbox:
 
     def _load(self, ref: LineRef) -> Outcome:
         query = "SELECT status, status_code, prompt_tokens, completion_tokens, body, notes FROM result"
-        row = self._connection.execute(query + _RESULT, ref).fetchone()
+        with self._failing(RefusedError):
+            row = self._connection.execute(query + _RESULT, ref).fetchone()
         if row is None:
             raise InvariantError(f"the outbox has no result of {ref.line}, attempt {ref.attempt}")
         outcome = Outcome(ref, *row)
@@ -189,6 +190,10 @@ class Outbox:
 
         A line answered here already for another store keeps both answers: the orphan's stays where it is, set aside.
         """
+        with other._failing(RefusedError):
+            return self._adopt(other)
+
+    def _adopt(self, other: Outbox) -> int:
         query = f"SELECT {_COLUMNS} FROM result WHERE aside IS NULL ORDER BY number"
         rows = other._connection.execute(query).fetchall()
         if not rows:
@@ -206,11 +211,9 @@ class Outbox:
 
     def tidy(self) -> None:
         """When there is nothing else to do: fold the log into the file and give free pages back."""
-        try:
+        with self._failing(OutboxBlocked):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
             vacuum(self._connection, VACUUM_PAGES)
-        except sqlite3.OperationalError as failure:
-            raise OutboxBlocked(f"{WHAT} at {self._path} cannot be tidied: {failure}") from failure
 
     @property
     def wal_bytes(self) -> int:
@@ -228,6 +231,19 @@ class Outbox:
     def close(self) -> None:
         """Close the file; what was committed stays."""
         self._connection.close()
+
+    @contextlib.contextmanager
+    def _failing(self, may_pass: type[HaulierError]) -> Iterator[None]:
+        """What the block's statements fail with, as errors of ours: ``may_pass`` for what the disk or a lock did to
+        them, ``RefusedError`` for damage, with what to do."""
+        try:
+            yield
+        except sqlite3.OperationalError as failure:
+            words = f"{WHAT} at {self._path} cannot be used: {failure}; look after the disk of --state"
+            raise may_pass(words) from failure
+        except sqlite3.Error as failure:
+            words = f"{WHAT} at {self._path} is damaged: {failure}; restore it, or move --state"
+            raise RefusedError(words) from failure
 
     # -- cache --------------------------------------------------------------------------------------------------
 

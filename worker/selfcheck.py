@@ -17,6 +17,7 @@ from typing import Any
 
 from common.database import filesystem, open_database, transaction
 from common.errors import InvariantError
+from common.folders import made
 from common.limits import RING_ENTRIES_COUNT
 from ring.accounting import Accounting
 from ring.bench import stall
@@ -71,7 +72,9 @@ def _checked(name: str, check: Callable[[], str]) -> Check:
 
 def storage(state: Path | None) -> str:
     """D6: SQLite as the outbox opens it, in ``state`` (or a temporary folder), and what a synced commit costs."""
-    with tempfile.TemporaryDirectory(prefix="haulier-selfcheck-", dir=_made(state)) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="haulier-selfcheck-", dir=state if state is None else made(state, "the self-check")
+    ) as folder:
         path = Path(folder) / "selfcheck.db"
         database = open_database(path, (), "the self-check's database")
         try:
@@ -91,12 +94,6 @@ def storage(state: Path | None) -> str:
         kind = filesystem(Path(folder)) or "an unknown file system"
         note = " (memory: gone with the machine)" if kind in ("tmpfs", "ramfs") else ""
         return f"{kind}{note}, {statistics.median(took):.2f} ms a synced commit, {max(took):.2f} ms at most"
-
-
-def _made(state: Path | None) -> Path | None:
-    if state is not None:
-        state.mkdir(parents=True, exist_ok=True)
-    return state
 
 
 def stall_control() -> str:

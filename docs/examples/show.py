@@ -1,4 +1,4 @@
-"""shell: prints each question of a batch file with its answer. Knows only the two files' form.
+"""shell: prints each question of a batch file with its answer. Knows only the two files' form. ``| head`` may end it.
 
 usage: python docs/examples/show.py QUESTIONS.jsonl OUT.jsonl
 """
@@ -6,6 +6,7 @@ usage: python docs/examples/show.py QUESTIONS.jsonl OUT.jsonl
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -25,4 +26,10 @@ def main(questions: str, answers: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    try:
+        code = main(*sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter flushes into the same pipe
+        code = 141
+    sys.exit(code)

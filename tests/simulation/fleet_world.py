@@ -223,7 +223,7 @@ class FleetWorld:
         job.good = self.lines
         rows, at = [], 0
         for number, body in enumerate(bodies):
-            rows.append(Row(number, URL, "m", at, len(body)))
+            rows.append(Row(number, URL, "m", at, len(body), prefix=number % 4))
             at += len(body)
         self.disk: Any = sqlite_store.new_connection() if self._sqlite else MemoryDisk()
         (sqlite_store if self._sqlite else memory_store).insert_job(self.disk, job, rows)

@@ -34,6 +34,7 @@ class Row(NamedTuple):
     held: int = 0
     worker: str = ""
     deaths: int = 0
+    prefix: int = 0
     state: int = WAITING
 
 
@@ -115,6 +116,8 @@ class MemoryStore:
                 self._end(write)
             case do.SaveSession():
                 self._put(disk.sessions, write.worker, write)
+            case do.ForgetWorker():
+                self._undo.append((disk.sessions, write.worker, disk.sessions.pop(write.worker)))
             case do.NewJob() | do.SaveJob():
                 job = write.job
                 self._put(disk.jobs, job.number, tuple(getattr(job, name) for name in JOB))
@@ -158,8 +161,7 @@ class MemoryStore:
         disk = self.disk
         state = State(self.store_id, self.incarnation)
         state.next_job = 1 + max(disk.jobs, default=0)
-        for worker in sorted(disk.sessions):
-            one = disk.sessions[worker]
+        for worker, one in sorted(disk.sessions.items(), key=lambda item: (item[1].at, item[0])):
             state.known[worker] = KnownWorker(one.user, one.incarnation, one.login, one.epoch)
         state.next_epoch = 1 + max((known.epoch for known in state.known.values()), default=0)
         for number in sorted(disk.jobs):
@@ -228,7 +230,10 @@ class MemoryStore:
 
 
 def _made(row: Row) -> Line:
-    return Line(row.idx, row.url, row.model, row.offset, row.size, row.attempt, row.held, row.worker, None, row.deaths)
+    return Line(
+        row.idx, row.url, row.model, row.offset, row.size, row.attempt, row.held, row.worker, None, row.deaths,
+        prefix=row.prefix,
+    )  # fmt: skip
 
 
 def insert_job(disk: MemoryDisk, job: Job, rows: Sequence[Row]) -> None:

@@ -32,9 +32,10 @@ def insert_job(connection: sqlite3.Connection, job: Job, rows: Sequence[Row]) ->
         connection.execute("INSERT INTO models VALUES (?,?,?)", (job.number, number, name))
     for row in rows:
         connection.execute(
-            "INSERT INTO lines (job, idx, line, custom_id, model, url, offset, size) VALUES (?,?,?,?,?,?,?,?)",
+            "INSERT INTO lines (job, idx, line, custom_id, model, url, offset, size, prefix) "
+            "VALUES (?,?,?,?,?,?,?,?,?)",
             (job.number, row.idx, row.idx + 1, f"c{row.idx}", names.index(row.model), URLS.index(row.url), row.offset,
-             row.size),
+             row.size, row.prefix),
         )  # fmt: skip
 
 
@@ -55,7 +56,7 @@ class SqliteStore(Store):
         lines = [
             (row[0], row[1], URLS[row[2]], *row[3:])
             for row in one(
-                "SELECT l.job, idx, url, m.name, offset, size, attempt, held, worker, deaths, state "
+                "SELECT l.job, idx, url, m.name, offset, size, attempt, held, worker, deaths, prefix, state "
                 "FROM lines l JOIN models m ON m.job=l.job AND m.number=l.model"
             )
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from broker import rules
@@ -21,15 +22,15 @@ def later(seconds: float) -> Now:
     return Now(NOW.mono + seconds, NOW.wall + seconds)
 
 
-def running_job(state: State, lines: int = 4, job: str = JOB, **changes: Any) -> Job:
-    """An ``in_progress`` job whose lines all wait in its window."""
+def running_job(state: State, lines: int = 4, job: str = JOB, keys: Sequence[int] = (0,), **changes: Any) -> Job:
+    """An ``in_progress`` job whose lines all wait in its window; ``keys`` of how they begin, again and again."""
     one = Job(job, state.next_job, "", "test", 10, "0" * 64, False, 0, 0, "m", NOW.wall, status="in_progress")
     for name, value in changes.items():
         setattr(one, name, value)
     state.next_job += 1
     window = Window(one.model, exhausted=True)
     for index in range(lines):
-        window.lines[index] = Line(index, "/v1/completions", one.model, index * 10, 10)
+        window.add(Line(index, "/v1/completions", one.model, index * 10, 10, prefix=keys[index % len(keys)]))
     one.windows[one.model] = window
     one.good = lines
     state.jobs[job] = one

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from broker import explain
 from broker.answers import answer
-from broker.effects import EndAttempt, History, Query, SaveJob, StoreResult
+from broker.effects import AssignLine, EndAttempt, History, Query, SaveJob, StoreResult
+from broker.state import NOT_SAID, Line
 from common import limits, messages
-from tests.unit.broker.kit import JOB, NOW, log_in
+from common.messages import LineRef
+from tests.unit.broker.kit import JOB, NOW, beat, came, feed, later, log_in
 from tests.unit.broker.shell_kit import Disk, good_line
 
 BODY = b'{"choices":[]}'
@@ -199,6 +202,85 @@ def test_what_a_line_waited_for_in_its_worker_is_told_in_order(disk: Disk) -> No
     assert len(told) <= limits.NOTES_MAX_COUNT + 2
     fetched, _ = fetch(disk)
     assert b"waited" not in b"".join(fetched)
+
+
+def out(disk: Disk, index: int, worker: str, attempt: int = 1, why: int = NOT_SAID) -> None:
+    """The line is with ``worker``, in memory and in the store; its session too, if it has one."""
+    job = disk.state.jobs[JOB]
+    (fact,) = disk.store.facts([LineRef(JOB, index, 1)], disk.state).values()
+    assert fact is not None
+    line = fact.line
+    session = disk.state.by_worker.get(worker)
+    line.held, line.attempt, line.worker, line.why, line.since = attempt, attempt, worker, why, 60.0
+    line.session, job.assigned[index] = session, line
+    if session is not None:
+        session.lines[JOB, index] = line
+    with disk.store.turn():
+        disk.store.apply([AssignLine(attempt, attempt, worker, 1, index)])
+
+
+def explained(disk: Disk, name: str, seconds: float = 0.0) -> tuple[str, ...]:
+    query = Query(b"c", "", False, messages.Explain(1, JOB, name))
+    found = answer(disk.store, disk.state, query, NOW.mono + seconds)
+    assert isinstance(found, messages.Explained)
+    return found.told
+
+
+def test_where_a_line_is_now_and_what_its_worker_said_last(disk: Disk) -> None:
+    """haulier explain JOB c1 while it runs: since when, where, under which attempt, and what the last beat told."""
+    session = log_in(disk.state)
+    out(disk, 1, "w", attempt=2)
+    assert explained(disk, "c1")[-2:] == (
+        "1970-01-01 00:01:00 attempt 2 held by w from then on, in its session of epoch 1",
+        "now: w has not said yet what it does",
+    )  # fmt: skip
+    ref = LineRef(JOB, 1, 2)
+    feed(disk.state, came(beat(session, steps=10, tokens=100)))
+    assert explained(disk, "c1")[-1].endswith("its engine had not taken the line in")
+    feed(disk.state, came(beat(session, steps=12, tokens=160, running=(ref,))), later(2))
+    assert explained(disk, "c1", 2.5)[-1] == (
+        "now: w said 0.5 s ago: ready, step 12, 30.0 tokens/s, 1 lines running, 1 held; its engine runs the line"
+    )
+    several = tuple(LineRef(JOB, 100 + number, 1) for number in range(limits.PAGE_MAX_COUNT))
+    feed(disk.state, came(beat(session, running=several)), later(3))
+    assert "does not say of every line" in explained(disk, "c1")[-1]
+
+
+def test_a_line_of_a_worker_that_is_not_back_says_so(disk: Disk) -> None:
+    """After a restart of the broker nobody knows more than who had it; of a suspect, why it waits apart."""
+    disk.state.absent.add("w")
+    out(disk, 1, "w")
+    assert explained(disk, "c1")[-1] == (
+        "now: attempt 1 is assigned to w, which has not logged in since this broker's start"
+    )
+    job = disk.state.jobs[JOB]
+    job.suspects[2] = Line(2, "u", "m", 0, 1, group=1)
+    assert explained(disk, "c2")[-1] == "now: it waits: it ran when a worker died and waits to be tried apart"
+
+
+@pytest.mark.parametrize(("why", "words"), explain.WENT.items())
+def test_why_a_line_went_where_it_is(disk: Disk, why: int, words: str) -> None:
+    """It shares its beginning with others: with how many, how many of them went the same way, and what decided."""
+    log_in(disk.state)
+    disk.store.connection.execute("UPDATE lines SET prefix=77 WHERE idx BETWEEN 0 AND 2")
+    out(disk, 0, "elsewhere")
+    for index in (1, 2):
+        out(disk, index, "w", why=why)
+    told = explained(disk, "c1")
+    assert told[1] == "shares its beginning with 2 other lines of the job, 1 of them given to w"
+    assert told[-2] == f"it went there because {words}; 1 of the lines there now share it"
+    assert not any("beginning" in one for one in explained(disk, "c3"))
+
+
+def test_lines_that_begin_alike_are_found_by_an_index_and_counted_to_a_bound(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of a million lines about one document: the answer must not read them all."""
+    disk.store.connection.execute("UPDATE lines SET prefix=77 WHERE idx BETWEEN 0 AND 3")
+    monkeypatch.setattr(explain, "ALIKE_MAX_COUNT", 2)
+    assert explained(disk, "c1")[1] == "shares its beginning with 2 or more other lines of the job"
+    plan = disk.store.connection.execute("EXPLAIN QUERY PLAN " + explain._ALIKE, ("w", 1, 77, 3)).fetchall()
+    assert any("lines_by_prefix" in row[-1] for row in plan)
 
 
 def test_a_jobs_story_counts_its_attempts_and_an_unknown_line_is_refused(disk: Disk) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from common import cli, messages
+from common import cli, keys, messages
 
 JOB = "3f0c1c1e-9d1b-4c63-8a5e-0c2f6f1f9a77"
 INPUT = b'{"custom_id": "a"}\n{"custom_id": "b"}\n'
@@ -220,3 +220,40 @@ def test_keys_are_asked_for_by_name(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "--keys DIR (or HAULIER_KEYS)" in capfd.readouterr().err
     assert cli.main(["jobs", "--broker", "127.0.0.1:9", "--keys", str(tmp_path)]) == 4
     assert "haulier keys init" in capfd.readouterr().err
+
+
+def test_a_key_that_others_can_read_is_told_on_stderr(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """cp -r keys /shared: the command says so, and goes on."""
+    folder = tmp_path / "keys"
+    keys.init(folder)
+    folder.chmod(0o755)
+    command = ["jobs", "--broker", "127.0.0.1:1", "--keys", str(folder), "--timeout", "0.1"]
+    assert cli.main(command) == 3
+    assert "warning" not in capfd.readouterr().err
+    (folder / "client.key_secret").chmod(0o644)
+    assert cli.main(command) == 3
+    told = capfd.readouterr()
+    assert f"haulier: warning: others can read {folder / 'client.key_secret'}" in told.err
+    assert told.out == ""
+
+
+def test_the_end_of_a_job_says_what_its_failed_lines_died_of(ask: Any, scripted: Any, tmp_path: Path) -> None:
+    """submit --wait and watch: the commonest error on stderr; --json has it in the error file alone."""
+    error = {"error": {"code": "context_length_exceeded", "message": "9 tokens are more than 8"}}
+    line = {"custom_id": "b", "response": {"status_code": 400, "body": error}, "error": None}
+    job = submitted(ask, scripted, tmp_path)
+    job.output, job.error = [b"{}"], [json.dumps(line).encode()]
+    words = "1 of 2 lines failed: 1 context_length_exceeded (first: b: 9 tokens are more than 8)"
+    for command in (["watch", JOB], ["submit", str(tmp_path / "in.jsonl"), "--job-id", JOB, "--wait"]):
+        code, _, err = ask(*command)
+        assert (code, err.splitlines()[-1]) == (1, words)
+    assert words not in ask("watch", JOB, "--json")[2]
+
+
+def test_a_long_error_file_is_looked_at_for_a_while_only(ask: Any, scripted: Any, tmp_path: Path) -> None:
+    """Half a million failed lines must not be fetched for one word; a long line comes whole."""
+    job = submitted(ask, scripted, tmp_path)
+    job.error = [b'{"custom_id": "%s", "error": {"code": "long", "message": "m"}}' % (b"x" * 2500)]
+    job.error += [b'{"custom_id": "a", "error": {"code": "c", "message": "m"}}'] * 3000
+    _, _, err = ask("watch", JOB)
+    assert "3001 of 2 lines failed: 999 c (first: a: m), 1 other; looked at the first 1000" in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -112,3 +113,51 @@ def test_a_job_is_called_after_its_file_as_far_as_that_can_be_written() -> None:
     rules.job_name("\udcff.jsonl").encode()
     with pytest.raises(errors.UsageError, match="--name"):
         rules.job_name("nights.jsonl", "\udcff")
+
+
+def test_names_of_others_cannot_command_the_terminal() -> None:
+    """A job named with an escape that clears the screen: shown, not obeyed, wherever a name or a reason is printed."""
+    evil = "\x1b[2J\nnext"
+    job = dataclasses.replace(JOB, name=evil, reason=evil)
+    audit = messages.Audit(1, "j", False, 1, 0, 0, 0, 1, 0, 0, (evil,))
+    worker = messages.WorkerInfo(evil, 1, 1, evil, (), 1, 1, 1, 1, 1, 1, 0.0, messages.RingReport())
+    said = [
+        *rules.jobs_table([job]), *rules.workers_table([worker]), *rules.audit_text(audit), rules.sentence(job),
+        rules.problem_text(messages.Problem(1, "code", evil)),
+    ]  # fmt: skip
+    assert all(one.isprintable() for one in said)
+    assert any("\\x1b[2J\\nnext" in one for one in said)
+
+
+def failed_line(number: int, code: str, **more: Any) -> bytes:
+    error = {"error": {"message": f"words {number}", "code": code}}
+    body = {"custom_id": f"c{number}", "response": {"status_code": 400, "body": error}, "error": None}
+    return json.dumps({**body, **more}).encode()
+
+
+def test_the_commonest_error_is_named_with_its_first_line() -> None:
+    """37 of 40 lines failed, and nobody wants to open the error file to see that all were too long."""
+    info = dataclasses.replace(JOB, total=40, failed=37)
+    lines = [
+        failed_line(0, "", response=None, error={"code": "worker_died", "message": "two\nworkers"}),
+        *(failed_line(number, "context_length_exceeded") for number in range(1, 36)), b"no json",
+    ]  # fmt: skip
+    assert rules.failure_words(info, lines) == (
+        "37 of 40 lines failed: 35 context_length_exceeded (first: c1: words 1), 2 other"
+    )
+    assert rules.failure_words(info, lines[:1]) == (
+        "37 of 40 lines failed: 1 worker_died (first: c0: two\\nworkers); looked at the first 1"
+    )
+    assert rules.failure_words(JOB, []) == rules.failure_words(dataclasses.replace(JOB, failed=0), lines) == ""
+
+
+@given(st.lists(st.binary(max_size=40) | st.recursive(
+    st.none() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(("response", "body", "error", "code", "message", "custom_id")), inner),
+).map(lambda value: json.dumps(value).encode()), min_size=1, max_size=5))  # fmt: skip
+def test_any_error_file_gives_one_line_of_words(lines: list[bytes]) -> None:
+    """Whatever a worker put there."""
+    words = rules.failure_words(JOB, lines)
+    assert words.startswith("1 of 9 lines failed: ")
+    assert words.isprintable()

@@ -40,7 +40,8 @@ def test_flags_and_environment_are_one(
         ([], "--keys"),
         (["--insecure", "--bind", "0.0.0.0:7700"], "--insecure"),
         (["--insecure", "--bind", "127.0.0.1:1,127.0.0.1:2"], "--bind"),
-        (["--insecure", "--bind", "nonsense"], "tcp://HOST:PORT"),
+        (["--insecure", "--bind", "nonsense"], "--bind 'nonsense' is not tcp://HOST:PORT"),
+        (["--insecure", "--keep", "soon"], "--keep 'soon' is not a duration"),
         (["--insecure", "--disk-reserve-gib", "-1"], "--disk-reserve-gib"),
     ],
 )

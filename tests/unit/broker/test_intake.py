@@ -9,7 +9,9 @@ import pytest
 
 from broker.intake import Intake
 from common import limits
+from common.messages import LineRef
 from common.openai_lines import BOM
+from common.prefixes import prefix_key
 from tests.unit.broker.shell_kit import Disk, good_line, reload
 
 
@@ -29,6 +31,19 @@ def test_a_good_file(disk: Disk) -> None:
     assert [line.index for line in lines] == [0, 1, 2, 3, 4]
     assert (cursor, exhausted) == (5, True)
     assert disk.spool.read(job.id, lines[3].offset, lines[3].size) == b'{"model": "m", "prompt": "p3"}'
+
+
+def test_questions_about_one_document_get_one_key(disk: Disk) -> None:
+    """It is stored with the line, read back with it, and 0 for what is too short to share a beginning."""
+    body = {"model": "m", "prompt": "a contract " * 1000}
+    data = b"".join(good_line(number, body={**body, "prompt": f"{body['prompt']}? {number}"}) for number in range(2))
+    job = disk.check(disk.sealed(data + good_line(2)))
+    first, second, short = (line.prefix for line in disk.store.window(job.number, "m", 0, 10)[0])
+    assert first == second == prefix_key(body)
+    assert (first > 0, short) == (True, 0)
+    (fact,) = disk.store.facts([LineRef(job.id, 1, 1)], disk.state).values()
+    assert fact is not None
+    assert fact.line.prefix == first
 
 
 @pytest.mark.parametrize(

@@ -303,3 +303,20 @@ def test_a_clock_that_is_slewed_shifts_nothing() -> None:
     assert not step.notes
     feed(state, Tick(10**12), Now(NOW.mono + 51, NOW.wall + 52 + limits.CLOCK_JUMP_S))
     assert job.shift_s == 1 + limits.CLOCK_JUMP_S
+
+
+def test_an_input_that_stopped_coming_gives_its_disk_back() -> None:
+    """A laptop closed in the middle of an upload: what it was promised is others' after a day, and not before."""
+    state = fresh(disk_free=100)
+    feed(state, came(submit(80)))
+    feed(state, came(messages.Chunk(2, JOB, 0, b"x" * 10)), later(10))
+    other = submit(50, job="00000000-0000-4000-8000-000000000002")
+    almost = later(10 + limits.UPLOAD_PATIENCE_S - 1)
+    feed(state, came(messages.Chunk(3, JOB, 0, b"")), almost)
+    feed(state, Tick(100), almost)
+    assert said(feed(state, came(other), almost), messages.Failure)[0].code == "disk_reserve"
+    late = later(10 + limits.UPLOAD_PATIENCE_S)
+    step = feed(state, Tick(100), late)
+    saved = wrote(step, SaveJob)[-1].job
+    assert (saved.status, "nothing more of its input came for 24 hours" in saved.reason) == ("expired", True)
+    assert said(feed(state, came(other), late), messages.Need)

@@ -36,7 +36,8 @@ def restarted(*held: tuple[int, str], lines: int = 4) -> State:
     state = fresh(grace_until=NOW.mono + GRACE)
     job = running_job(state, lines)
     for index, worker in held:
-        line = job.windows["m"].lines.pop(index)
+        line = job.windows["m"].lines[index]
+        job.windows["m"].drop(index)
         line.attempt = line.held = 1
         line.worker = worker
         job.assigned[index] = line
@@ -117,7 +118,7 @@ def test_a_late_claim_of_a_line_that_is_not_in_memory() -> None:
     """A long job: the line waits in the store only, beyond the window."""
     state = fresh()
     job = running_job(state, 4)
-    del job.windows["m"].lines[3]
+    job.windows["m"].drop(3)
     step = feed(state, came(hello(held=(listed(3),)), facts={LineRef(JOB, 3, 1).line: waiting(3)}))
     assert verdicts(step) == {3: "keep"}
     assert job.assigned[3].session is state.sessions[b"p"]

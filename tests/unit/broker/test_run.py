@@ -71,6 +71,19 @@ def test_lines_are_written_as_they_finish_and_appear_at_the_end(
     assert (outcome.before, outcome.info.completed) == (0, 3)
 
 
+def test_a_run_with_failed_lines_says_what_they_died_of(
+    scripted_with_keys: Any, plan: Plan, started: list[str]
+) -> None:
+    """The last word of a run, beside the counts."""
+
+    def failing(job: Any) -> None:
+        job.status, job.output = "completed", LINES[:2]
+        job.error = [b'{"custom_id": "z", "error": {"code": "worker_died", "message": "twice"}}']
+
+    scripted_with_keys.on_status = failing
+    assert run(plan, bar()).failed == "1 of 3 lines failed: 1 worker_died (first: z: twice)"
+
+
 def test_a_finished_job_starts_no_worker(scripted_with_keys: Any, plan: Plan, started: list[str]) -> None:
     """The second run: the broker alone, for the lines in its store."""
     scripted_with_keys.on_status = finishing

@@ -229,7 +229,8 @@ def test_windows_are_asked_for_when_they_run_low_and_somebody_could_take() -> No
     assert not list(scheduler.windows_wanted(state))
     assert len(window.lines) == limits.WAITING_LOADED_MAX_COUNT
     state.stopping = True
-    window.lines.clear()
+    for index in list(window.lines):
+        window.drop(index)
     assert not list(scheduler.windows_wanted(state))
 
 

@@ -253,3 +253,19 @@ def test_an_audit_is_answered_by_a_later_turn_and_no_turn_waits_for_it(bench: Be
     assert [(one.request, one.finished) for one in said] == [(5, False)]
     assert [one.code for one in bench.turn(messages.AskAudit(6, "nobody's"))] == ["no_job"]
     reader.close()
+
+
+def test_workers_that_are_gone_leave_the_metrics_in_the_end(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers under new names for a year: those that are here and the newest that went are shown."""
+    monkeypatch.setattr(limits, "WORKERS_SHOWN_MAX_COUNT", 2)
+    here = bench.server.state.by_worker
+    here["stays"] = None
+    for number in range(5):
+        here[f"w{number}"] = None
+        bench.server._show_workers()
+        del here[f"w{number}"]
+        bench.server._show_workers()
+    shown = {sample.labels["worker"]: sample.value for metric in bench.metrics.sessions.collect()
+             for sample in metric.samples}  # fmt: skip
+    assert shown == {"stays": 1.0, "w3": 0.0, "w4": 0.0}
+    here.clear()

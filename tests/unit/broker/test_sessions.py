@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from broker import sessions
-from broker.effects import SaveSession, SendBatch
+from broker.effects import ForgetWorker, SaveSession, SendBatch
 from broker.inputs import Deaf, Faulted, Stop, Tick, Unsendable
-from broker.state import State
+from broker.state import KnownWorker, State
 from common import limits, messages
 from common.errors import InvariantError
 from common.messages import HeldLine, LineRef
@@ -387,3 +387,24 @@ def test_without_that_word_the_brokers_absence_kills_every_session() -> None:
     feed(state, came(beat(log_in(state)), b"p"))
     feed(state, Tick(10**12), later(60.0))
     assert not state.sessions
+
+
+def test_what_is_remembered_of_workers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet of containers, each start under a new name: of too many, who came longest ago is forgotten, here and in
+    the store, unless it is here or its lines are; who comes again counts as new."""
+    monkeypatch.setattr(limits, "WORKERS_KNOWN_MAX_COUNT", 3)
+    state = fresh(absent={"awaited"}, grace_until=NOW.mono + 30)
+    state.known["awaited"] = KnownWorker("", 1, 1, 1)
+    log_in(state, b"live", worker="live")
+    for name in ("a", "b"):
+        log_in(state, name.encode(), worker=name)
+        feed(state, Faulted(name.encode(), "x", "gone"))
+    assert list(state.known) == ["awaited", "live", "b"]
+    log_in(state, b"b2", worker="b", login=2)
+    step = feed(state, came(hello(worker="c"), b"c"))
+    assert not wrote(step, ForgetWorker)  # all are here or awaited
+    feed(state, Faulted(b"b2", "x", "gone"))
+    state.accused["b"] = (1, LineRef(JOB, 0, 1).line)
+    step = feed(state, came(hello(worker="d"), b"d"))
+    assert wrote(step, ForgetWorker) == [ForgetWorker("b")]
+    assert "b" not in {*state.known, *state.accused}

@@ -31,7 +31,7 @@ def lose_count(state: State) -> None:
 
 
 def wait_and_run(state: State) -> None:
-    state.jobs[JOB].windows["m"].lines[0] = state.jobs[JOB].assigned[0]
+    state.jobs[JOB].windows["m"].add(state.jobs[JOB].assigned[0])
 
 
 def no_attempt(state: State) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from broker.effects import AssignLine, EndAttempt, History, ReturnLine, SaveJob, SaveSession, StoreResult
+from broker.effects import AssignLine, EndAttempt, ForgetWorker, History, ReturnLine, SaveJob, SaveSession, StoreResult
 from broker.schema import MIGRATIONS
 from broker.store import Store, runs
+from common import limits
 from common.errors import InvariantError, RefusedError
 from common.messages import LineRef
 from tests.unit.broker.kit import JOB, NOW, STORE
@@ -192,6 +193,23 @@ def test_a_store_of_the_version_before_notes_migrates_with_its_results(tmp_path:
     store.close()
 
 
+def test_a_store_of_the_version_before_beginnings_migrates_with_its_lines(tmp_path: Path) -> None:
+    """An upgrade in the middle of a job: its lines have no key, and go where there is room, as they did."""
+    path = tmp_path / "broker.sqlite"
+    connection = sqlite3.connect(path, isolation_level=None)
+    for migration in MIGRATIONS[:4]:
+        migration(connection)
+    connection.execute("INSERT INTO models VALUES (1, 0, 'm')")
+    connection.execute(
+        "INSERT INTO lines (job, idx, line, custom_id, model, url, offset, size) VALUES (1, 0, 1, 'c', 0, 0, 0, 9)"
+    )
+    connection.execute("PRAGMA user_version=4")
+    connection.close()
+    store = Store.open(path)
+    assert [(line.size, line.prefix) for line in store.window(1, "m", 0, 9)[0]] == [(9, 0)]
+    store.close()
+
+
 def test_neighbours_are_written_as_one_run() -> None:
     """Lines go out in order, with gaps where others had them; whatever else differs keeps rows apart."""
     assert runs([]) == []
@@ -224,3 +242,34 @@ def test_a_store_cut_short_is_refused_with_advice(tmp_path: Path, share: float) 
     path.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(RefusedError, match=r"damaged|malformed"):
         Store.open(path)
+
+
+def test_a_forgotten_worker_has_no_row_and_the_others_keep_their_order(disk: Disk) -> None:
+    """What is bounded in memory is bounded in the store; who came last is last after a restart too."""
+    with disk.store.turn():
+        disk.store.apply([SaveSession(name, "u", 1, 1, epoch, "lost", at) for name, epoch, at in
+                          (("b", 1, 1.0), ("c", 2, 2.0), ("a", 3, 3.0))])  # fmt: skip
+        disk.store.apply([ForgetWorker("b")])
+    state = reload(disk)
+    assert list(state.known) == ["c", "a"]
+    assert state.next_epoch == 4
+
+
+def test_lists_of_models_in_memory_are_bounded(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that runs for a year: a list that is no longer kept is read again, a line's model is right."""
+    monkeypatch.setattr(limits, "MODEL_LISTS_KEPT_MAX_COUNT", 2)
+    for number in range(10):
+        disk.store.models(number)
+        assert len(disk.store._models) <= 2
+    assert [line.model for line in disk.store.window(1, "m", 0, 2)[0]] == ["m", "m"]
+
+
+def test_a_job_whose_lines_all_ended_leaves_no_place_behind(disk: Disk) -> None:
+    """Where a cancelled job's lines were ended up to is kept only while there are more."""
+    job = disk.state.jobs[JOB]
+    with disk.store.turn():
+        assert disk.store.end_waiting(job, "batch_cancelled", "x", 4, 1.0) == (4, True)
+        assert disk.store._end_from == {1: 4}
+        job.failed += 4
+        disk.store.end_waiting(job, "batch_cancelled", "x", 4, 1.0)
+    assert disk.store._end_from == {}

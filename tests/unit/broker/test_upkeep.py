@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from broker.effects import DropJob, SaveJob, StoreResult
+from broker.effects import DropJob, History, SaveJob, StoreResult
 from broker.inputs import ClosedJob, Now
 from broker.reader import Reader
 from broker.store import Store
@@ -166,6 +168,42 @@ def test_a_damaged_store_is_refused_with_advice(tmp_path: Path) -> None:
         until(lambda: False, lambda: upkeep.between_turns(NOW, quiet=False))
     upkeep.close()
     store.close()
+
+
+def test_old_logins_go_and_what_happened_to_jobs_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that flaps for a year writes two entries each time: the store does not grow with it."""
+    monkeypatch.setattr(limits, "HISTORY_KEPT_MAX_COUNT", 10)
+    store = Store.open(tmp_path / "broker.sqlite")
+    store.take_over()
+    upkeep = Upkeep(store.connection, tmp_path / "broker.sqlite", 0)
+    with store.turn():
+        store.apply([History(1.0, "login", "", "w", "") for _ in range(20)])
+        store.apply([History(1.0, "started", JOB, "", "")])
+        store.apply([History(1.0, "login", "", "w", "") for _ in range(20)])
+        upkeep.within_turn(NOW)
+    kinds = [row[0] for row in store.connection.execute("SELECT kind FROM history ORDER BY id")]
+    assert kinds == ["started", *["login"] * 10]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("failure", "refused"), [(sqlite3.OperationalError("locked"), False), (sqlite3.DatabaseError("malformed"), True)]
+)
+def test_damage_that_tidying_finds_is_the_storage_error(tmp_path: Path, failure: Exception, refused: bool) -> None:
+    """A reader in the way is waited for; damage ends the broker with what to do, as anywhere else."""
+
+    class Failing:
+        def execute(self, statement: str) -> Any:
+            if "busy_timeout" in statement:
+                return None
+            raise failure
+
+    upkeep = Upkeep(Store.open(tmp_path / "broker.sqlite").connection, tmp_path / "broker.sqlite", 0)
+    real, upkeep._db = upkeep._db, Failing()  # type: ignore[assignment]
+    upkeep.between_turns(NOW, quiet=True)
+    with pytest.raises(RefusedError, match="malformed") if refused else contextlib.nullcontext():
+        upkeep.between_turns(later(limits.TIDY_AFTER_S), quiet=True)
+    real.close()
 
 
 def test_only_ended_jobs_are_deleted_and_only_by_who_may_see_them() -> None:

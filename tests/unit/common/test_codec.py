@@ -166,3 +166,17 @@ def test_a_field_with_a_default_may_be_left_out() -> None:
     """A peer of the version before does not send what it does not know."""
     raw = msgpack.unpackb(codec.encode(messages.Lines(1, "j", (b"x",), 5, True)))
     assert codec.decode(msgpack.packb(raw[:-1])) == messages.Lines(1, "j", (b"x",), 5, True, False)
+
+
+def test_every_bound_of_a_text_is_of_a_field_that_is_there() -> None:
+    """A field renamed in the messages takes its bound along, or this fails."""
+    texts = {
+        name
+        for cls in (*messages.FLEET, *messages.CLIENT, *codec._VALUES)
+        for name, hint in typing.get_type_hints(cls).items()
+        if hint in (str, tuple[str, ...])
+    }
+    assert codec.TEXT_MAX_CHARS.keys() <= texts
+    notes = messages.Result(messages.LineRef("j", 1, 1), "ok", 200, 1, 1, 2, b"{}", "n" * (limits.NOTES_MAX_CHARS + 1))
+    with pytest.raises(PeerFault, match=str(limits.NOTES_MAX_CHARS)):
+        codec.decode(codec.encode(messages.Done(messages.Fence("s", 1, 1, 1), (notes,))))

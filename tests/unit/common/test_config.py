@@ -44,8 +44,10 @@ def test_endpoints_are_read_as_people_write_them(text: str, found: tuple[str, ..
 @pytest.mark.parametrize("text", ["", "a", "a:", "a:0", "a:65536", "a:x", "ipc:///tmp/x", "http://a:1", "a:1,,b:2"])
 def test_what_is_no_endpoint_is_named(text: str) -> None:
     """A typing error is told at once, not by a connection that never comes."""
-    with pytest.raises(UsageError, match="--broker"):
+    with pytest.raises(UsageError, match=r"^--broker"):
         endpoints(text)
+    with pytest.raises(UsageError, match=r"^--bind"):
+        endpoints(text, "--bind")
 
 
 @given(st.text(max_size=30))
@@ -63,15 +65,17 @@ def test_any_text_is_endpoints_or_a_usage_error(text: str) -> None:
 )
 def test_durations(text: str, found: int) -> None:
     """As people write them on a command line."""
-    assert seconds(text) == found
+    assert seconds(text, "--keep") == found
 
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_duration_or_a_usage_error(text: str) -> None:
     """Never a traceback, never a negative time."""
     try:
-        found = seconds(text)
+        found = seconds(text, "--keep")
     except UsageError:
+        with pytest.raises(UsageError, match=r"^--keep "):
+            seconds(text, "--keep")
         return
     assert found >= 0
 

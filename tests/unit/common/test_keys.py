@@ -134,3 +134,18 @@ def test_a_keys_weight_comes_and_goes_with_it(tmp_path: Path) -> None:
     assert shares == {"day": keys.WEIGHT_MAX}
     with pytest.raises(UsageError, match="--weight"):
         keys.add(tmp_path, "zero", 0.0)
+
+
+def test_a_secret_that_others_can_read_is_told(tmp_path: Path) -> None:
+    """A key folder copied with cp, or handed on by mail: 0644 in a folder that others reach."""
+    folder = tmp_path / "keys"
+    keys.init(folder)
+    folder.chmod(0o755)
+    assert keys.exposed(folder) == ""
+    (folder / "client.key_secret").chmod(0o644)
+    assert str(folder / "client.key_secret") in keys.exposed(folder)
+    assert "server.key_secret" not in keys.exposed(folder)
+    assert "chmod go=" in keys.exposed(folder)
+    folder.chmod(0o700)
+    assert keys.exposed(folder) == ""
+    assert keys.exposed(tmp_path / "none") == ""

@@ -32,6 +32,23 @@ def raw(fields: object) -> bytes:
     return json.dumps(fields).encode()
 
 
+WORDS = [
+    (b'{"n": ' + b"9" * 5000 + b"}", "not JSON: a number has more than 4,300 digits"),
+    (raw({"custom_id": "a", "method": "POST", "url": URLS[0], "body": {**CHAT, "model": 1}}),
+     "body.model must be text, not int"),
+    (raw({"custom_id": "a", "method": "POST", "url": URLS[0], "body": {**CHAT, "model": None}}),
+     "body.model is missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "words"), WORDS)
+def test_a_problem_says_what_is_there(data: bytes, words: str) -> None:
+    """What is there and wrong is not called missing, and no advice is given to this program's programmer."""
+    found = check(data)
+    assert isinstance(found, Bad)
+    assert found.message == words
+
+
 BAD: list[tuple[str, bytes]] = [
     ("invalid_json_line", b"{"),
     ("invalid_json_line", b"[1, 2]"),
@@ -51,7 +68,10 @@ BAD: list[tuple[str, bytes]] = [
     ("missing_required", raw(line(body=None))),
     ("missing_required", raw(line(body="text"))),
     ("missing_required", raw(body(model=None))),
-    ("missing_required", raw(body(model=7))),
+    ("missing_required", raw(body(model=""))),
+    ("model_mismatch", raw(body(model=7))),
+    ("model_mismatch", raw(body(model=["m"]))),
+    ("model_mismatch", raw(body(model=False))),
     ("invalid_custom_id", raw(line(custom_id=7))),
     ("invalid_custom_id", raw(line(custom_id="x" * (limits.CUSTOM_ID_MAX_CHARS + 1)))),
     ("invalid_custom_id", b'{"custom_id": "\\ud800", "method": "POST"}'),

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from common.errors import InvariantError, UsageError
+from common.errors import InvariantError, RefusedError, UsageError
 from ring.memory import ABORT, CONSUMED, DOORBELL, Fence, HostRingMemory
 
 torch = pytest.importorskip("torch")
@@ -71,3 +71,10 @@ def test_the_ring_imports_without_torch_and_cuda() -> None:
         "assert ring.bench.growth(100)['batches'] == 100\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("size", [1 << 50, 1 << 66])
+def test_pages_that_cannot_be_had_are_a_refusal(size: int) -> None:
+    """--ring-mib far beyond the machine: the setting is named, and it is no bug of ours."""
+    with pytest.raises(RefusedError, match="--ring-mib"):
+        HostRingMemory(size, 16)

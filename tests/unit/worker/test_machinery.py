@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from common.config import EngineSettings, KeySettings, WorkerSettings
+from common.config import GIB, EngineSettings, KeySettings, WorkerSettings
 from common.errors import RefusedError
 from worker import machinery
 
@@ -45,3 +46,33 @@ def test_a_fingerprint_tells_apart_what_answers_differently(tmp_path: Path) -> N
     (tmp_path / "model.safetensors").write_bytes(b"a" * (3 * machinery.MIB - 1) + b"b")
     seen.add(machinery.fingerprint(tmp_path, "float32 staged"))
     assert len(seen) == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (
+            {"host_pool_gib": 17.0},
+            "--host-pool-gib 17.0 and --ring-mib 64 ask for 17.062 GiB .* 16.000 GiB: lower --host",
+        ),
+        ({"host_pool_gib": 8.0, "ring_mib": 12 * 1024}, "lower --ring-mib"),
+        ({"host_pool_gib": 99.0, "residency": "full", "ring_mib": 17 * 1024}, "^--ring-mib 17408 ask"),
+        ({"host_pool_gib": 99.0, "echo": True, "ring_mib": 17 * 1024}, "^--ring-mib 17408 ask"),
+    ],
+)
+def test_more_memory_than_there_is_is_refused(asked: dict[str, Any], words: str) -> None:
+    """The system would promise it and kill somebody once it is written to: setting and numbers are said instead."""
+    more = {name: asked[name] for name in ("ring_mib", "echo") if name in asked}
+    engine = EngineSettings("m", host_pool_gib=asked["host_pool_gib"], residency=asked.get("residency", "staged"))
+    wanted = WorkerSettings(("tcp://a:1",), Path("s"), KeySettings(insecure=True), engine, **more)
+    with pytest.raises(RefusedError, match=words):
+        machinery.check_memory(wanted, 16 * GIB)
+    machinery.check_memory(wanted, 200 * GIB)
+    machinery.check_memory(wanted, 0)
+
+
+def test_a_worker_looks_at_its_memory_before_it_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is loaded for a worker that cannot be."""
+    monkeypatch.setattr(machinery, "memory_bytes", lambda: machinery.MIB)
+    with pytest.raises(RefusedError, match="--ring-mib 64 ask"):
+        machinery.build(settings(), lambda _: None, lambda _: None, lambda _: None)

@@ -273,3 +273,62 @@ def test_an_outbox_that_was_large_gives_its_pages_back(box: Outbox) -> None:
     box.tidy()
     left = box._connection.execute("PRAGMA freelist_count").fetchone()[0]
     assert free - left >= 60
+
+
+USES = {
+    "begin": lambda box: box.begin(),
+    "rows": lambda box: box.rows(),
+    "read": lambda box: box.read([LineRef("job", 0, 1)]),
+    "write": lambda box: box.write([do.Save(outcome(1), "s")], 1),
+    "tidy": lambda box: box.tidy(),
+    "adopt": lambda box: Outbox(box._path.parent.parent / "other").adopt(box),
+}
+
+
+@pytest.mark.parametrize("use", [use for use in USES if use != "tidy"])
+def test_damage_found_in_any_use_is_the_storage_error_and_no_bug(tmp_path: Path, use: str) -> None:
+    """D6: pages went bad under a file whose head is whole: exit 4 with what to do, wherever it is noticed first."""
+    (tmp_path / "box").mkdir()
+    (tmp_path / "other").mkdir()
+    box = Outbox(tmp_path / "box")
+    found = box.begin()
+    for index in range(40):
+        box.write([do.Save(outcome(index + 10, b"x" * 2000), "s")], found.incarnation)
+    box.close()
+    path = tmp_path / "box" / "outbox.db"
+    broken = Outbox(tmp_path / "box")
+    broken.tidy()
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    path.write_bytes(data)
+    try:
+        with pytest.raises(RefusedError, match=r"outbox\.db is damaged.*--state"):
+            USES[use](broken)
+    finally:
+        broken.close()
+
+
+IO, BAD = sqlite3.OperationalError("it said so"), sqlite3.DatabaseError("it said so")
+
+
+@pytest.mark.parametrize(
+    ("use", "failure", "kind"),
+    [
+        ("begin", IO, RefusedError), ("write", IO, OutboxBlocked), ("tidy", IO, OutboxBlocked),
+        ("begin", BAD, RefusedError), ("write", BAD, RefusedError), ("tidy", BAD, RefusedError),
+    ],
+)  # fmt: skip
+def test_what_may_pass_is_told_from_what_stands(
+    box: Outbox, use: str, failure: sqlite3.Error, kind: type[Exception]
+) -> None:
+    """A lock, an input or output error: a run that has begun waits, one that begins says so and ends with exit 4."""
+
+    class Failing:
+        def __getattr__(self, name: str) -> object:
+            raise failure
+
+    real, box._connection = box._connection, Failing()  # type: ignore[assignment]
+    box._database.conn, kept = Failing(), box._database.conn  # type: ignore[assignment]
+    with pytest.raises(kind, match="it said so"):
+        USES[use](box)
+    box._connection, box._database.conn = real, kept

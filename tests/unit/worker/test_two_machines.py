@@ -52,7 +52,7 @@ class FakeBroker:
         for index, row in self.rows.items():
             line = Line(index, "/v1/chat/completions", "echo", 0, len(BODY), row["attempt"], row.get("held", 0))
             if row["state"] == WAITING:
-                window.lines[index] = line
+                window.add(line)
             elif row["state"] == ASSIGNED:
                 line.worker = row["worker"]
                 job.assigned[index] = line
