@@ -3,9 +3,10 @@
 Headroom is device memory outside the page pool, in chunks of ``chunk_pages`` pages. A context attended in a slot keeps
 there what its own pages do not hold (H1): ``place`` says what of a history comes from headroom instead of the link, and
 which pages are kept after attention. A running context's pages are nobody's to take; a parked one keeps its own until
-somebody wants them, then it loses all (A4). ``revoke`` closes chunks, at step boundaries alone: pages are dropped in A4's
-order until the others have room elsewhere; those move device to device beside the next step (``shifts``). A page or a
-chunk is *cooling* until the steps planned before have landed: only then is it another's, or the device's (``cold``).
+somebody wants them, then it loses all (A4). ``revoke`` closes chunks, at step boundaries alone: pages are dropped in
+A4's order until the others have room elsewhere; those move device to device beside the next step (``shifts``). A page
+or a chunk is *cooling* until the steps planned before have landed: only then is it another's, or the device's
+(``cold``).
 Knows rows, and no bytes.
 """
 
@@ -290,7 +291,11 @@ class Headroom:
             return
         spots = [borrower.pages.pop(index) for index in indices]
         self.held -= len(spots)
-        self._cooling.update({spot: self._planned for spot in spots if spot[0] in self._open})
+        for spot in spots:
+            if spot[0] in self._open:
+                self._cooling[spot] = self._planned
+            else:
+                self._closing[spot[0]] = self._planned
         self._record(step, cause, tuple(map(self._number, spots)), borrower.number, to)
 
     def _loans(self, borrower: Borrower, indices: Iterable[int]) -> tuple[Loan, ...]:

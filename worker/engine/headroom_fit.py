@@ -29,8 +29,8 @@ def chunks_at_start(
     if asked is not None and there < asked and settings.fit == "refuse":
         raise RefusedError(
             f"--headroom-gib {settings.headroom_gib}: {free_bytes / GIB:.3f} GiB are free after warm-up, less "
-            f"--headroom-reserve-gib {reserve:g} that is {there * chunk_bytes / GIB:g} GiB in chunks; set --headroom-gib "
-            "to that or to auto, lower --headroom-reserve-gib or --device-pages-gib, or use --fit shrink"
+            f"--headroom-reserve-gib {reserve:g} that is {there * chunk_bytes / GIB:g} GiB in chunks; set "
+            "--headroom-gib to that or to auto, lower --headroom-reserve-gib or --device-pages-gib, or use --fit shrink"
         )
     useful = -(-pages_of_all // chunk_pages)
     chunks = min(there, useful) if asked is None else min(asked, there, useful)

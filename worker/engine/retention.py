@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from common.config import EngineSettings
 from common.errors import InvariantError
 from worker.engine.admission import Account, PagePool
+from worker.engine.fit import Fit
 
 Range = tuple[int, int]
 """First row and the row past the last, of a context's history."""
@@ -172,13 +174,8 @@ class Retention:
         retained = self._moves(account, sorted(holding.captured))
         holding.captured.update(fresh)
         hit = sum(count for _, _, count in retained)
-        return Placement(
-            None,
-            missing((0, start), [(first, count) for first, _, count in retained]),
-            retained,
-            self._moves(account, fresh),
-            hit,
-        )
+        copies = missing((0, start), [(first, count) for first, _, count in retained])
+        return Placement(None, copies, retained, self._moves(account, fresh), hit)
 
     def _fill(self, holding: Holding, full: int, step: int) -> list[int]:
         """Take pages for the sink and the newest of ``full`` whole pages (A3); the indices to capture in this step."""
@@ -206,6 +203,13 @@ class Retention:
             else:
                 moves.append((first, place, self._page))
         return tuple(moves)
+
+
+def retention_of(fit: Fit, settings: EngineSettings) -> Retention | None:
+    """As the settings have it; None when nothing is retained, or everything."""
+    if not fit.slot_rows or not fit.pages:
+        return None
+    return Retention(PagePool(fit.pages, settings.target_pages, settings.burst_pages), fit.page_rows)
 
 
 def missing(rows: Range, there: Sequence[tuple[int, int]]) -> tuple[Range, ...]:

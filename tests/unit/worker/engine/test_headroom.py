@@ -291,7 +291,7 @@ class Life:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), chunk_pages=st.integers(1, 6), arena=st.sampled_from([0, 0, 6, 12]))
 def test_any_life_keeps_pages_rows_and_order(data: st.DataObject, chunk_pages: int, arena: int) -> None:
-    """Random admissions, growth, parking, ends; chunks come and are given back in the middle of all of it. Each row of a
+    """Random admissions, growth, parking, ends; chunks come and are given back in the middle of it all. Each row of a
     history comes from one place (arena, headroom or link) and is its own; pages are conserved; revoking goes in A4's
     order; no page and no chunk changes hands before the steps that touch it have landed."""
     life = Life(data, chunk_pages, arena)
