@@ -19,6 +19,7 @@ import torch
 
 from common.config import GIB, EngineSettings
 from common.errors import InvariantError, UsageError
+from common.limits import HEADROOM_RESERVE_GIB
 from worker.engine.admission import PagePool
 from worker.engine.cells import CONTEXT_PAGES, ROUTES, Row, table
 from worker.engine.device import Device, QueueName
@@ -58,7 +59,10 @@ class BenchSettings:
     host_pool_gib: float = 0.0
     device_pages_gib: int = 0
     retained: float = 0.0
-    """Share of all histories that is kept in device pages; 0 is the streamed route."""
+    """Share of all histories that is kept in device pages (H1); 0 keeps none there, as ``--retain off``."""
+    headroom_gib: str = "0"
+    """Whole GiB of headroom that keeps history (H2), or ``auto``."""
+    headroom_reserve_gib: float = HEADROOM_RESERVE_GIB
 
     def __post_init__(self) -> None:
         if self.contexts < 1 or self.length < 2 or self.steps < 1:
@@ -82,6 +86,8 @@ class Run:
     seconds: float
     steps: int
     hit_bytes: int
+    headroom_bytes: int
+    """History found in device pages, and in headroom."""
     predicted_s: float
     """What the rates learned from the steps before said of the measured ones."""
     staged_bytes: int
@@ -94,6 +100,8 @@ class Run:
     """Host seconds in leases, tickets and receipts for each second of decode."""
     transport_share: float
     """The same with the device calls in between."""
+    headroom_gib: float
+    """Headroom in use at the end of the measured steps."""
 
 
 def bench(settings: BenchSettings) -> dict[str, Any]:
@@ -119,8 +127,10 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
         "steps": staged.steps,
         "bytes_per_token": loaded.geometry.token_bytes,
         "retained": settings.retained,
+        "headroom_gib": staged.headroom_gib,
         "staged_gb_step": round(staged.staged_bytes / staged.steps / 1e9, 4),
         "hit_gb_step": round(staged.hit_bytes / staged.steps / 1e9, 4),
+        "headroom_gb_step": round(staged.headroom_bytes / staged.steps / 1e9, 4),
         "predicted_ms_step": round(1000 * staged.predicted_s / staged.steps, 3),
         "link_gbps": round(staged.link_bytes_s / 1e9, 2),
         "floor_tokens_s": round(settings.contexts / floor_s, 2) if floor_s else None,
@@ -231,6 +241,8 @@ def _engine_settings(settings: BenchSettings, loaded: LoadedModel, residency: st
         chunk_tokens=settings.chunk_tokens,
         dtype=settings.dtype,
         retain="on" if settings.retained else "off",
+        headroom_gib=settings.headroom_gib if residency == "staged" else "0",
+        headroom_reserve_gib=settings.headroom_reserve_gib,
     )
 
 
@@ -249,7 +261,7 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     if settings.retained and engine.scheduler.retention is not None:
         pages = round(settings.retained * settings.contexts * engine.fit.context_rows / engine.fit.page_rows)
         engine.scheduler.retention = Retention(PagePool(pages), engine.fit.page_rows)
-        engine.scheduler.turns = None
+    engine.scheduler.turns = None  # all decode together in every series
     link = _link(engine) if engine.host is not None else 0.0
     if settings.fill == "random":
         _fill(engine)
@@ -262,12 +274,13 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     prefilled = time.perf_counter()
     for _ in range(WARM_STEPS):
         local.step()
-    hits, predicted = engine.hit_bytes, engine.turns.predicted_s
+    hits, headroom, predicted = engine.hit_bytes, engine.headroom_bytes, engine.turns.predicted_s
     moved, start, first = engine.transport.bytes_in, time.perf_counter(), engine.steps
     for _ in range(settings.steps):
         local.step()
     seconds, steps, moved = time.perf_counter() - start, engine.steps - first, engine.transport.bytes_in - moved
-    hits, predicted = engine.hit_bytes - hits, engine.turns.predicted_s - predicted
+    hits, headroom = engine.hit_bytes - hits, engine.headroom_bytes - headroom
+    predicted, headroom_gib = engine.turns.predicted_s - predicted, engine.headroom.nbytes / GIB
     peak, _ = _device_bytes(loaded.device)
     lifecycle_share, transport_share = _lifecycle(local)
     local.run()
@@ -275,8 +288,8 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
         link = max(link, _link(engine))
     tokens = {number: tuple(finished.token_ids) for number, finished in local.finished.items()}
     local.close()
-    return Run(seconds, steps, hits, predicted, moved, link, prefilled - begun, logits, peak, tokens, lifecycle_share,
-               transport_share)  # fmt: skip
+    return Run(seconds, steps, hits, headroom, predicted, moved, link, prefilled - begun, logits, peak, tokens,
+               lifecycle_share, transport_share, headroom_gib)  # fmt: skip
 
 
 def _lifecycle(local: LocalEngine) -> tuple[float, float]:
