@@ -129,6 +129,23 @@ def test_a_page_that_stays_moves_out_of_a_closed_chunk_beside_the_next_step() ->
     headroom.check()
 
 
+def test_a_chunk_that_could_not_be_left_stays_warm_until_its_last_reader_has_landed() -> None:
+    """In life: no cool page is left to move to; the context reads on in the closed chunk, then it ends."""
+    headroom = opened(2, 2)
+    grown(headroom, 0, 2, 0)
+    grown(headroom, 1, 1, 1)
+    headroom.revoke(1, 2)
+    assert dropped(headroom) == [(Cause.REVOKED, 0, 1)]
+    assert headroom.place(1, streamed(4), 4, 1, 2).borrowed == ((0, 1, 0, 4),)
+    assert headroom.shifts(2) == (), "the page that was dropped still cools"
+    headroom.leave(1, 3)
+    headroom.landed(1)
+    assert headroom.cold(3) == []
+    headroom.landed(2)
+    assert headroom.cold(3) == [1]
+    headroom.check()
+
+
 def test_pages_of_a_context_lie_side_by_side() -> None:
     """In life: four prompts prefilled in turn: each history is few copies, not one a page."""
     headroom = opened(2, 64)
