@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from common.errors import InvariantError
@@ -348,7 +348,7 @@ def test_the_life_finds_a_page_that_does_not_cool() -> None:
         def landed(self, step: int) -> None:
             super().landed(10**9)
 
-    @settings(max_examples=150, deadline=None, database=None, report_multiple_bugs=False)
+    @settings(max_examples=150, deadline=None, database=None, report_multiple_bugs=False, phases=[Phase.generate])
     @given(data=st.data())
     def lived(data: st.DataObject) -> None:
         life = Life(data, 2, 0)

@@ -52,7 +52,7 @@ def test_a_cell_really_gives_chunks_back_while_they_are_read(route: str) -> None
 
 @pytest.mark.parametrize("seed", [2, 3])
 def test_bits_stay_under_any_schedule_while_headroom_is_revoked(seed: int) -> None:
-    """H4 with H2, in life: contexts join, finish and are cancelled; chunks leave under them. (The other schedules are in
+    """H4 with H2, in life: contexts join, finish and are cancelled; chunks leave under them. (Other schedules are in
     ``test_cells_have_the_bits_of_the_reference``.)"""
     where = ("8 mixed with churn", "long")
     outcome = play_cell(model(Temperament.RANDOM, seed), BASE, "headroom", *where, rested=rigs.at_rest)
