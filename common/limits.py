@@ -128,6 +128,8 @@ OUTBOX_CACHE_MAX_BYTES = 32 * 1024 * 1024
 OUTBOX_RETRY_S = 1.0
 """Pause before a commit that failed (disk full) is tried again."""
 TOKENIZE_MAX_LINES = 64
+RING_BURST_MAX_COUNT = 32
+"""Entries published under one doorbell."""
 """Lines given to the tokenizer in one call: it gives the interpreter lock away for the call's length."""
 SAY_AGAIN_S = 10.0
 """Logins that fail for one and the same reason are reported this often."""

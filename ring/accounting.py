@@ -8,7 +8,7 @@ raises. Knows no memory, thread or clock: one owner (the session's thread) calls
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -197,6 +197,44 @@ class Accounting:
         self._check()
         return _new(Taken, (sequence, position, padding))
 
+    def take_all(self, wants: Sequence[tuple[int, int, int]]) -> list[Taken]:
+        """``take`` for each (length, tokens, items) in turn, up to the first that does not fit: what was taken.
+
+        One change of the books for all that lie behind one another, so that a burst of batches is checked once.
+        """
+        found: list[Taken] = []
+        while len(found) < len(wants):
+            if not self._take_run(wants, found):
+                one = self.take(*wants[len(found)])
+                if one is None:
+                    break
+                found.append(one)
+        return found
+
+    def _take_run(self, wants: Sequence[tuple[int, int, int]], found: list[Taken]) -> int:
+        """Of ``wants`` from ``len(found)`` on, those that fit before the arena's end: appended; how many."""
+        live, sequence, position, before = self._live, self._next, self._taken, len(found)
+        capacity = self.capacity_bytes
+        left = min(capacity - position % capacity, capacity - position + self._returned)
+        entries = self.batch_entries - len(live)
+        all_tokens = all_items = 0
+        for length, tokens, items in wants[before : before + max(0, entries)]:
+            if length > left:
+                break
+            left -= length
+            live.append((sequence, length, 0, tokens))
+            found.append(_new(Taken, (sequence, position, 0)))
+            sequence += 1
+            position += length
+            all_tokens += tokens
+            all_items += items
+        self._held += position - self._taken
+        self._next, self._taken = sequence, position
+        self._tokens_pending += all_tokens
+        self._items_unresolved += all_items
+        self._check()
+        return len(found) - before
+
     # -- giving back --------------------------------------------------------------------------------------------
 
     def give_back(self, sequence: int) -> int:
@@ -208,7 +246,7 @@ class Accounting:
         if not live or live[0][0] != sequence:
             oldest = live[0][0] if live else "none"
             raise InvariantError(f"entry {sequence} was given back while the oldest live one is {oldest}")
-        freed = self._free(*live.popleft())
+        freed = self._free(*live.popleft()[1:])
         self._check()
         return freed
 
@@ -222,12 +260,17 @@ class Accounting:
         count = (word - oldest + 1) & WORD_MASK
         if count > len(live):
             raise InvariantError(f"the consumed word {word} is outside of the {len(live)} live entries from {oldest}")
+        lengths = paddings = all_tokens = 0
         for _ in range(count):
-            self._free(*live.popleft())
+            _, length, padding, tokens = live.popleft()
+            lengths += length
+            paddings += padding
+            all_tokens += tokens
+        self._free(lengths, paddings, all_tokens)
         self._check()
         return count
 
-    def _free(self, sequence: int, length: int, padding: int, tokens: int) -> int:
+    def _free(self, length: int, padding: int, tokens: int) -> int:
         freed = self._freed_by(length, padding)
         self._returned += freed
         self._held -= length + padding
@@ -236,7 +279,7 @@ class Accounting:
         return freed
 
     def _freed_by(self, length: int, padding: int) -> int:
-        """What giving an entry back frees: the one line whose second half the published failure lacked."""
+        """What giving so much back frees: the one line whose second half the published failure lacked."""
         return length + padding
 
     def skip(self, sequence: int) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common.errors import InvariantError, RefusedError
-from common.limits import RING_ENTRIES_COUNT
+from common.limits import RING_BURST_MAX_COUNT, RING_ENTRIES_COUNT
 from ring.accounting import Accounting
 from ring.consumer import Consumer
 from ring.memory import CONSUMED, HostRingMemory, RingMemory
@@ -47,15 +47,19 @@ def _between_threads(put_all: Callable[[], None], get_all: Callable[[], None], c
     return count / (time.perf_counter() - began)
 
 
-def _ring_rate(memory: RingMemory, count: int) -> float:
-    """Publish, take, release and poll ``count`` batches, producer and consumer on a thread each."""
+def _ring_rate(memory: RingMemory, count: int, burst: int = 1) -> float:
+    """Publish, take, release and poll ``count`` batches, producer and consumer on a thread each; ``burst`` batches a
+    doorbell, as a session publishes what one round brought."""
     producer = Producer(memory, Accounting(memory.capacity_bytes, memory.entries))
     consumer = Consumer(producer)
-    batch = [(1, array("i", range(BATCH_TOKENS)))]
+    batches = [("bench", [(1, array("i", range(BATCH_TOKENS)))])] * burst
 
     def put_all() -> None:
-        for _ in range(count):
-            while producer.publish("bench", batch) is None:
+        left = count
+        while left:
+            published = len(producer.publish_all(batches[:left]))
+            left -= published
+            if not published:
                 given = producer.poll()
                 producer.resolve(given)
                 if not given:
@@ -126,28 +130,36 @@ def _process_queue_rate(count: int) -> float:
 def rates(count: int = 100_000, rounds: int = 3, memory: RingMemory | None = None) -> dict[str, Any]:
     """Batches of 512 tokens a second through ring, thread queue and process queue: medians of ``rounds``.
 
-    The ratios are medians of each round's own, the thread queue's against the faster of bounded and unbounded.
+    The ring twice: a doorbell for each batch, and one for each burst. The ratios are medians of each round's own, the
+    thread queue's against the faster of bounded and unbounded.
     """
     pages = memory or HostRingMemory(_RING_BYTES, RING_ENTRIES_COUNT)
-    took: dict[str, list[float]] = {"ring": [], "queue": [], "queue_unbounded": [], "multiprocessing": []}
+    took: dict[str, list[float]] = {
+        "ring": [], "ring_burst": [], "queue": [], "queue_unbounded": [], "multiprocessing": []
+    }  # fmt: skip
     _ring_rate(pages, min(count, 5_000))
     for _ in range(rounds):
         took["ring"].append(_ring_rate(pages, count))
+        took["ring_burst"].append(_ring_rate(pages, count, RING_BURST_MAX_COUNT))
         took["queue"].append(_queue_rate(count, pages.entries))
         took["queue_unbounded"].append(_queue_rate(count, 0))
         took["multiprocessing"].append(_process_queue_rate(max(1, count // 10)))
     median = {name: statistics.median(values) for name, values in took.items()}
-    of_queue = [
-        ring / max(line) for ring, *line in zip(took["ring"], took["queue"], took["queue_unbounded"], strict=True)
-    ]
-    of_processes = [ring / line for ring, line in zip(took["ring"], took["multiprocessing"], strict=True)]
+    queues = [max(lines) for lines in zip(took["queue"], took["queue_unbounded"], strict=True)]
+
+    def ratio(name: str, others: list[float]) -> float:
+        return statistics.median(one / other for one, other in zip(took[name], others, strict=True))
+
     return {
         "batch_tokens": BATCH_TOKENS,
         "batches": count,
         "rounds": rounds,
         **{f"{name}_batches_s": round(rate) for name, rate in median.items()},
-        "of_queue": round(statistics.median(of_queue), 3),
-        "of_multiprocessing": round(statistics.median(of_processes), 2),
+        "batches_a_burst": RING_BURST_MAX_COUNT,
+        "of_queue": round(ratio("ring", queues), 3),
+        "of_multiprocessing": round(ratio("ring", took["multiprocessing"]), 2),
+        "burst_of_queue": round(ratio("ring_burst", queues), 3),
+        "burst_of_multiprocessing": round(ratio("ring_burst", took["multiprocessing"]), 2),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from common.errors import HaulierError, InvariantError
 from ring.descriptor import Entry
@@ -63,7 +63,7 @@ class Handover:
         """Whether the engine has taken entry ``sequence``."""
         return sequence <= self._taken_through
 
-    def release(self, sequences: Iterable[int]) -> int | None:
+    def release(self, sequences: Sequence[int]) -> int | None:
         """These entries are read for good: the sequence up to which all are, if that moved, else None.
 
         Raises ``InvariantError`` for an entry not taken or released before; those named before it are then released.
@@ -71,6 +71,10 @@ class Handover:
         with self.lock:
             first = next_release = self._next_release
             released = self._released
+            last = first + len(sequences) - 1
+            if not released and last <= self._taken_through and sequences == list(range(first, last + 1)):
+                self._next_release, sequences = last + 1, ()  # all in order, as most are
+                next_release = last + 1
             for sequence in sequences:
                 if sequence > self._taken_through or sequence < next_release or sequence in released:
                     raise InvariantError(

@@ -23,9 +23,24 @@ from ring.memory import ABORT, CONSUMED, DOORBELL, RingMemory
 from ring.watch import RingWatch
 
 TokenIds: TypeAlias = "array[int] | npt.NDArray[np.int32]"
+Want: TypeAlias = "tuple[int, int, int]"
+"""Bytes, tokens and items of a batch."""
+Requests: TypeAlias = "Sequence[tuple[Any, TokenIds]]"
 _ALIGN = PAYLOAD_ALIGN_BYTES - 1
 _pack_into = LAYOUT.pack_into
 _new = tuple.__new__  # a named tuple's own constructor costs twice as much, and this is the publish path
+
+
+_NOT_INT32 = (ValueError, TypeError, NotImplementedError)
+"""What writing ids of another kind into the int32 payload raises."""
+_ABORTED = "the ring was aborted: the engine or the session has ended"
+
+
+def _want_of(requests: Requests) -> Want:
+    total = 0
+    for request in requests:
+        total += len(request[1])
+    return (total * 4 + _ALIGN) & ~_ALIGN, total, len(requests)
 
 
 def _itself(item: Any) -> Hashable:
@@ -60,60 +75,97 @@ class Producer:
 
     # -- down ---------------------------------------------------------------------------------------------------
 
-    def publish(self, batch_id: str, requests: Sequence[tuple[Any, TokenIds]]) -> Entry | None:
+    def publish(self, batch_id: str, requests: Requests) -> Entry | None:
         """Publish one batch: ``requests`` are pairs of an item and its int32 token ids, one dimension each.
 
         None while it does not fit (backpressure: ``poll``, then try again). Raises ``OversizeError`` for a batch that
         can never fit, ``RingAborted`` after an abort, ``InvariantError`` for ids that are not int32.
         """
         if self.handover.aborted:
-            raise RingAborted("the ring was aborted: the engine or the session has ended")
-        total = 0
-        for request in requests:
-            total += len(request[1])
-        length = (total * 4 + _ALIGN) & ~_ALIGN
-        taken = self.accounting.take(length, total, len(requests))
+            raise RingAborted(_ABORTED)
+        want = _want_of(requests)
+        taken = self.accounting.take(*want)
         if taken is None:
-            self._refused_items = len(requests)
+            self._refused_items = want[2]
             return None
+        self._refused_items = 0
+        entries: list[Entry] = []
+        try:
+            entry = self._put(taken, want, batch_id, requests)
+            entries.append(entry)
+        except _NOT_INT32 as error:
+            raise self._void(entries, (taken,), (want,), batch_id) from error
+        finally:
+            self._ring_doorbell(entries)
+        return entry
+
+    def publish_all(self, batches: Sequence[tuple[str, Requests]]) -> list[Entry]:
+        """Publish ``batches`` (a name and its requests, as ``publish`` takes them) under one fence and one doorbell.
+
+        In order, up to the first that does not fit: the entries of those that do. Raises as ``publish``, and then none
+        but the batches before the wrong one is published.
+        """
+        if self.handover.aborted:
+            raise RingAborted(_ABORTED)
+        wants = [_want_of(requests) for _, requests in batches]
+        found = self.accounting.take_all(wants)
+        self._refused_items = wants[len(found)][2] if len(found) < len(wants) else 0
+        entries: list[Entry] = []
+        try:
+            for taken, want, (batch_id, requests) in zip(found, wants, batches, strict=False):
+                entries.append(self._put(taken, want, batch_id, requests))
+        except _NOT_INT32 as error:
+            written = len(entries)
+            raise self._void(entries, found[written:], wants[written:], batches[written][0]) from error
+        finally:
+            if entries:
+                self._ring_doorbell(entries)
+        return entries
+
+    def _put(self, taken: Taken, want: Want, batch_id: str, requests: Requests) -> Entry:
+        """Token ids and descriptor to their pages, and the entry that tells where."""
         sequence, position, padding = taken
+        length, tokens, items = want
         start = position % self._capacity >> 2
         payload = self._payload
         placed = []
-        try:
-            for item, ids in requests:
-                count = len(ids)
-                payload[start : start + count] = ids  # type: ignore[assignment] # typeshed knows memoryviews of bytes only
-                placed.append(_new(RingRequest, (item, start, count)))
-                start += count
-        except (ValueError, TypeError, NotImplementedError) as error:
-            self._ring_void(taken, batch_id, length, len(requests))
-            raise InvariantError(f"token ids of batch {batch_id} are not int32 of one dimension: {error}") from error
-        self._refused_items = 0
-        entry = _new(Entry, (sequence, batch_id, tuple(placed), position, length, padding, total, 0))
-        self._ring_doorbell(entry)
-        return entry
+        for item, ids in requests:
+            count = len(ids)
+            payload[start : start + count] = ids  # type: ignore[assignment] # typeshed knows memoryviews of bytes only
+            placed.append(_new(RingRequest, (item, start, count)))
+            start += count
+        at = (sequence & self._slot_mask) * DESCRIPTOR_BYTES
+        name = batch_id.encode()  # the layout keeps its first 16 bytes, as batch_key does
+        _pack_into(self._table, at, sequence, position, length, padding, items, tokens, name, 0, 0)
+        return _new(Entry, (sequence, batch_id, tuple(placed), position, length, padding, tokens, 0))
 
-    def _ring_void(self, taken: Taken, batch_id: str, length: int, items: int) -> None:
-        """What was taken for a batch that cannot be written goes down as a skip of nothing, so that it comes back."""
-        self.accounting.skip(taken.sequence)
-        self.accounting.resolve(items)
-        self._ring_doorbell(Entry(taken.sequence, batch_id, (), taken.position, length, taken.padding, 0, FLAG_SKIP))
+    def _void(
+        self, entries: list[Entry], found: Sequence[Taken], wants: Sequence[Want], batch_id: str
+    ) -> InvariantError:
+        """What was taken for batches that are not written goes down as skips of nothing, so that it comes back; the
+        error to raise for the first of them."""
+        for taken, (length, _, items) in zip(found, wants, strict=False):
+            self.accounting.skip(taken.sequence)
+            self.accounting.resolve(items)
+            entry = Entry(taken.sequence, "void", (), taken.position, length, taken.padding, 0, FLAG_SKIP)
+            self._describe(entry)
+            entries.append(entry)
+        return InvariantError(f"token ids of batch {batch_id} are not int32 of one dimension")
 
     def _describe(self, entry: Entry) -> None:
         sequence, batch_id, requests, position, length, padding, tokens, flags = entry
         at = (sequence & self._slot_mask) * DESCRIPTOR_BYTES
-        name = batch_id.encode()  # the layout keeps its first 16 bytes, as batch_key does
+        name = batch_id.encode()
         _pack_into(self._table, at, sequence, position, length, padding, len(requests), tokens, name, flags, 0)
 
-    def _ring_doorbell(self, entry: Entry) -> None:
-        """Descriptor, fence, doorbell, and the host's edge behind it: the one order in which anything is published."""
-        self._describe(entry)
-        self._fence()  # payload and descriptor are in memory before anyone can see the doorbell
+    def _ring_doorbell(self, entries: Sequence[Entry]) -> None:
+        """Behind payload and descriptors: fence, doorbell, and the host's edge. The one order in which anything is
+        published."""
+        self._fence()  # payload and descriptors are in memory before anyone can see the doorbell
         handover = self.handover
         with handover.lock:
-            self._words[DOORBELL] = entry[0] & WORD_MASK
-            handover.published.append(entry)
+            self._words[DOORBELL] = entries[-1][0] & WORD_MASK
+            handover.published.extend(entries)
             if handover.sleeping:
                 handover.ready.notify()
 
@@ -150,7 +202,8 @@ class Producer:
         requests = tuple(RingRequest(item, 0, 0) for item in self._cancels.values())
         self._cancels.clear()
         entry = Entry(taken.sequence, "cancel", requests, taken.position, 0, 0, 0, FLAG_CANCEL)
-        self._ring_doorbell(entry)
+        self._describe(entry)
+        self._ring_doorbell((entry,))
         return entry
 
     # -- back ---------------------------------------------------------------------------------------------------

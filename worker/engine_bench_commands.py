@@ -15,59 +15,94 @@ if TYPE_CHECKING:
 
 CELLS_OPTIONS = {"geometry", "device", "dtype", "page_tokens", "cells", "as_json"}
 """What can be said beside ``--cells``."""
+_WORK = {"requests", "lengths", "answers", "model", "threads"}
+REQUESTS_OPTIONS = _WORK | {
+    "geometry",
+    "contexts",
+    "device",
+    "dtype",
+    "page_tokens",
+    "chunk_tokens",
+    "compare",
+    "as_json",
+}
+"""What can be said beside ``--requests``."""
 DIFFERS = 1
 
 
 def register(app: typer.Typer) -> None:
     """Add ``engine`` to the ``bench`` commands."""
+    app.command("engine")(bench_engine)
 
-    @app.command("engine")
-    def bench_engine(
-        context: typer.Context,
-        geometry: Annotated[str, typer.Option(help="d16, l8b, w1 or tiny: random weights of that shape")] = "tiny",
-        contexts: Annotated[int, typer.Option(min=1, help="requests that decode together")] = 4,
-        length: Annotated[int, typer.Option(min=2, help="tokens of history of each")] = 1024,
-        steps: Annotated[int, typer.Option(min=1, help="decode steps measured")] = 16,
-        device: Annotated[str, typer.Option(help="auto, cpu or cuda:N")] = "auto",
-        dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
-        fill: Annotated[str, typer.Option(help="prefill computes the histories, random fills them with numbers")] = (
-            "prefill"
-        ),
-        compare: Annotated[bool, typer.Option(help="compare bits with --residency full")] = True,
-        chunk_tokens: Annotated[int, typer.Option(min=1, help="rows of one prefill step")] = 2048,
-        host_pool_gib: Annotated[float, typer.Option(min=0, help="0 for what the histories need")] = 0.0,
-        device_pages_gib: Annotated[int, typer.Option(min=0, help="0 for what two staging slots need")] = 0,
-        retained: Annotated[
-            float, typer.Option(min=0, max=1, help="share of history kept in device pages (H1); 0 is --retain off")
-        ] = 0.0,
-        headroom_gib: Annotated[str, typer.Option(help="GiB of headroom that keeps history (H2), or auto")] = "0",
-        headroom_reserve_gib: Annotated[float, typer.Option(min=0, help="device memory headroom leaves free")] = (
-            HEADROOM_RESERVE_GIB
-        ),
-        series: Annotated[
-            bool, typer.Option("--series", help="measure nothing kept, H1 alone, H2 alone and both, one after another")
-        ] = False,
-        page_tokens: Annotated[int, typer.Option(min=2, help="rows of a page")] = 256,
-        cells: Annotated[
-            bool, typer.Option("--cells", help="only the table of bits: contexts x lengths x routes")
-        ] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
-    ) -> None:
-        """Streamed decode beside the link's floor measured in the same run, its device peak, and its bits.
 
-        With --cells: logits of every step against --residency full, 12 cells a route; exit 1 if any differs."""
-        from common import log
-        from worker.engine.bench import BenchSettings, bench
+def bench_engine(
+    context: typer.Context,
+    geometry: Annotated[str, typer.Option(help="d16, l8b, w1 or tiny: random weights of that shape")] = "tiny",
+    contexts: Annotated[int, typer.Option(min=1, help="requests that decode together")] = 4,
+    length: Annotated[int, typer.Option(min=2, help="tokens of history of each")] = 1024,
+    steps: Annotated[int, typer.Option(min=1, help="decode steps measured")] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
+    fill: Annotated[str, typer.Option(help="prefill computes the histories, random fills them with numbers")] = (
+        "prefill"
+    ),
+    bits: Annotated[bool, typer.Option(help="compare bits with --residency full")] = True,
+    compare: Annotated[str, typer.Option(help="transformers: the same work with it, in the same run")] = "",
+    requests: Annotated[
+        int,
+        typer.Option(min=0, help="so many requests of mixed length, prompts included, instead of equal histories"),
+    ] = 0,
+    lengths: Annotated[str, typer.Option(help="with --requests: tokens of a prompt, LOW:HIGH")] = "16:256",
+    answers: Annotated[str, typer.Option(help="with --requests: tokens of an answer, LOW:HIGH")] = "16:128",
+    threads: Annotated[int, typer.Option(min=0, help="with --requests: cores for both; 0 for half of them")] = 0,
+    model: Annotated[str, typer.Option(help="with --requests: a real model instead of a geometry")] = "",
+    chunk_tokens: Annotated[int, typer.Option(min=1, help="rows of one prefill step")] = 2048,
+    host_pool_gib: Annotated[float, typer.Option(min=0, help="0 for what the histories need")] = 0.0,
+    device_pages_gib: Annotated[int, typer.Option(min=0, help="0 for what two staging slots need")] = 0,
+    retained: Annotated[
+        float, typer.Option(min=0, max=1, help="share of history kept in device pages (H1); 0 is --retain off")
+    ] = 0.0,
+    headroom_gib: Annotated[str, typer.Option(help="GiB of headroom that keeps history (H2), or auto")] = "0",
+    headroom_reserve_gib: Annotated[float, typer.Option(min=0, help="device memory that headroom leaves free")] = (
+        HEADROOM_RESERVE_GIB
+    ),
+    series: Annotated[
+        bool, typer.Option("--series", help="measure nothing kept, H1 alone, H2 alone and both, one after another")
+    ] = False,
+    page_tokens: Annotated[int, typer.Option(min=2, help="rows of a page")] = 256,
+    cells: Annotated[bool, typer.Option("--cells", help="only the table of bits: contexts x lengths x routes")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Streamed decode beside the link's floor measured in the same run, its device peak, and its bits.
 
-        log.setup()
-        if cells:
-            _refuse_others(context)
-            settings = BenchSettings(geometry, device=_device(device), dtype=dtype, page_tokens=page_tokens)
-            _cells(settings, as_json)
-            return
+    With --cells: logits of every step against --residency full, 12 cells a route; exit 1 if any differs."""
+    from common import log
+    from common.config import EngineSettings
+    from common.errors import UsageError
+    from worker.engine.bench import BenchSettings, bench
+    from worker.engine.versus import Requests, of_requests
+
+    log.setup()
+    if cells:
+        _refuse_others(context, "--cells measures contexts and lengths of its own", CELLS_OPTIONS)
+        settings = BenchSettings(geometry, device=_device(device), dtype=dtype, page_tokens=page_tokens)
+        _cells(settings, as_json)
+        return
+    if compare not in ("", "transformers"):
+        raise UsageError(f"--compare {compare!r}: transformers is what can be run beside")
+    if requests:
+        _refuse_others(context, "--requests brings prompts and answers of its own", REQUESTS_OPTIONS)
+        work = Requests(requests, _pair("--lengths", lengths), _pair("--answers", answers))
+        asked = EngineSettings(
+            model or geometry, _device(device), concurrency=contexts, dtype=dtype, page_tokens=page_tokens,
+            chunk_tokens=chunk_tokens, threads=threads,
+        )  # fmt: skip
+        found = of_requests(asked, work, beside=bool(compare))
+    else:
+        _refuse_others(context, "only --requests has a use for it", set(context.params) - _WORK)
         settings = BenchSettings(
             geometry=geometry, contexts=contexts, length=length, steps=steps, device=_device(device), dtype=dtype,
-            fill=fill, compare=compare, chunk_tokens=chunk_tokens, host_pool_gib=host_pool_gib,
+            fill=fill, bits=bits, transformers=bool(compare), chunk_tokens=chunk_tokens, host_pool_gib=host_pool_gib,
             device_pages_gib=device_pages_gib, retained=retained, headroom_gib=headroom_gib,
             headroom_reserve_gib=headroom_reserve_gib, page_tokens=page_tokens,
         )  # fmt: skip
@@ -75,11 +110,11 @@ def register(app: typer.Typer) -> None:
             _series(settings, as_json)
             return
         found = bench(settings)
-        if as_json:
-            typer.echo(json.dumps(found, indent=2))
-            return
-        for name, value in found.items():
-            typer.echo(f"{name:<18} {value}")
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for name, value in found.items():
+        typer.echo(f"{name:<18} {value}")
 
 
 def _series(settings: BenchSettings, as_json: bool) -> None:
@@ -95,17 +130,27 @@ def _series(settings: BenchSettings, as_json: bool) -> None:
         typer.echo(json.dumps({"series": rows}, indent=2))
 
 
-def _refuse_others(context: typer.Context) -> None:
-    """The table has contexts and lengths of its own: an option that it would ignore is refused."""
+def _pair(option: str, text: str) -> tuple[int, int]:
+    """LOW:HIGH as two numbers."""
+    from common.errors import UsageError
+
+    low, _, high = text.partition(":")
+    if not (low.isdecimal() and high.isdecimal()) or len(text) > 20:
+        raise UsageError(f"{option} {text!r} is not LOW:HIGH, two numbers of tokens")
+    return int(low), int(high)
+
+
+def _refuse_others(context: typer.Context, why: str, heard: set[str]) -> None:
+    """An option that would be ignored is refused: ``heard`` are the others."""
     from common.errors import UsageError
 
     given = {
         name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
     }
-    ignored = sorted(given - CELLS_OPTIONS)
+    ignored = sorted(given - heard)
     if ignored:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
-        raise UsageError(f"--cells measures contexts and lengths of its own: leave out {names}")
+        raise UsageError(f"{why}: leave out {names}")
 
 
 def _cells(settings: BenchSettings, as_json: bool) -> None:

@@ -112,16 +112,21 @@ class Lines:
         self._ready.append(prepared)
         return True
 
-    def next_batch(self, most_bytes: int) -> tuple[Prepared, ...]:
-        """Lines for one ring entry, oldest first: as many as fit into ``most_bytes``, one at least."""
-        batch: list[Prepared] = []
+    def next_batches(self, most_bytes: int) -> list[list[Prepared]]:
+        """Lines for ring entries, oldest first: in each as many as fit into ``most_bytes``, one at least; not more
+        entries than one doorbell should wait for."""
+        batches: list[list[Prepared]] = []
         total = 0
         for prepared in self._ready:
-            total += len(prepared.token_ids) * TOKEN_BYTES
-            if batch and (total > most_bytes or len(batch) >= limits.TOKENIZE_MAX_LINES):
-                break
-            batch.append(prepared)
-        return tuple(batch)
+            size = len(prepared.token_ids) * TOKEN_BYTES
+            if not batches or total + size > most_bytes or len(batches[-1]) >= limits.TOKENIZE_MAX_LINES:
+                if len(batches) == limits.RING_BURST_MAX_COUNT:
+                    break
+                batches.append([])
+                total = 0
+            batches[-1].append(prepared)
+            total += size
+        return batches
 
     def published(self, refs: Iterable[LineRef]) -> None:
         """The ring took these: the oldest ready ones, in order."""

@@ -179,14 +179,13 @@ class Worker:
         built = self._machinery
         # an aborted ring takes nothing: its engine's thread is about to end, and says why
         while built is not None and self.exit is None and not built.producer.handover.aborted:
-            batch = self.session.work.lines.next_batch(built.producer.credit()[1])
-            if not batch:
+            batches = self.session.work.lines.next_batches(built.producer.credit()[1])
+            pairs = [[(one.request, one.token_ids) for one in batch] for batch in batches]
+            entries = built.producer.publish_all([(str(self._entries + at), pair) for at, pair in enumerate(pairs)])
+            if not entries:
                 return
-            pairs = [(prepared.request, prepared.token_ids) for prepared in batch]
-            if built.producer.publish(str(self._entries), pairs) is None:
-                return
-            self._entries += 1
-            self._tell(on.Published(tuple(prepared.request.ref for prepared in batch)))
+            self._entries += len(entries)
+            self._tell(on.Published(tuple(one.request.ref for batch in batches[: len(entries)] for one in batch)))
 
     def _commit(self) -> None:
         """Everything of this round in one transaction; only what is in it is stored (D1)."""

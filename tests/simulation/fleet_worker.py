@@ -197,9 +197,10 @@ class SimWorker:
         self._tell(on.Ended(outcome))
 
     def _feed_ring(self) -> None:
-        while self.alive and not self.exiting and (batch := self.session.work.lines.next_batch(RING[1])):
-            self.in_ring.extend(prepared.request for prepared in batch)
-            self._tell(on.Published(tuple(prepared.request.ref for prepared in batch)))
+        while self.alive and not self.exiting and (batches := self.session.work.lines.next_batches(RING[1])):
+            taken = [prepared.request for batch in batches for prepared in batch]
+            self.in_ring.extend(taken)
+            self._tell(on.Published(tuple(request.ref for request in taken)))
 
     # -- out ------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ compared with ``--residency full`` under the same schedule. Nothing is reported 
 
 from __future__ import annotations
 
-import importlib
 import math
 import platform
 import time
@@ -24,6 +23,7 @@ from worker.engine.admission import PagePool
 from worker.engine.cells import CONTEXT_PAGES, ROUTES, Row, table
 from worker.engine.device import Device, QueueName
 from worker.engine.device_pool import Rows
+from worker.engine.device_use import device_bytes
 from worker.engine.fit import rounded_up
 from worker.engine.lifecycle_clock import LifecycleClock
 from worker.engine.local import LocalEngine
@@ -31,6 +31,7 @@ from worker.engine.model import DTYPES, LoadedModel, from_config, shape_config
 from worker.engine.retention import Retention
 from worker.engine.runner import open_device
 from worker.engine.scheduler import StepPlan
+from worker.engine.versus import decode_rates
 from worker.structures import Sampling
 
 WARM_STEPS = 4
@@ -53,7 +54,9 @@ class BenchSettings:
     device: str = "cpu"
     dtype: str = "auto"
     fill: str = "prefill"
-    compare: bool = True
+    bits: bool = True
+    transformers: bool = False
+    """Whether to decode the same histories with transformers, in the same run."""
     chunk_tokens: int = 2048
     page_tokens: int = 256
     host_pool_gib: float = 0.0
@@ -111,7 +114,7 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
     dtype = _dtype(settings, device)
     context_tokens = settings.length + settings.answer_tokens
     config = shape_config(settings.geometry, context_tokens)
-    before, source = _device_bytes(device)
+    before, source = device_bytes(device)
     loaded = from_config(config, device, dtype, context_tokens, settings.geometry)
     _trim(device)
     staged_settings = _engine_settings(settings, loaded, "staged")
@@ -151,8 +154,11 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
         "bitwise": None,
         "resident_repeats": None,
     }
-    if settings.compare:
+    if settings.bits:
         figures |= _compare(loaded, settings, staged)
+    if settings.transformers:
+        _trim(device)
+        figures |= decode_rates(loaded, settings.contexts, settings.length, settings.steps, figures["tokens_s"])
     return figures | {"device": _device_name(device), "versions": _versions()}
 
 
@@ -281,7 +287,7 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     seconds, steps, moved = time.perf_counter() - start, engine.steps - first, engine.transport.bytes_in - moved
     hits, headroom = engine.hit_bytes - hits, engine.headroom_bytes - headroom
     predicted, headroom_gib = engine.turns.predicted_s - predicted, engine.headroom.nbytes / GIB
-    peak, _ = _device_bytes(loaded.device)
+    peak, _ = device_bytes(loaded.device)
     lifecycle_share, transport_share = _lifecycle(local)
     local.run()
     if engine.host is not None:
@@ -355,29 +361,6 @@ def _fill(engine: Any) -> None:
 def _trim(device: Device) -> None:
     if device.torch_device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _device_bytes(device: Device) -> tuple[int, str | None]:
-    """Device memory in use as the driver sees it (weights, pools, workspaces, the context itself), and who said so."""
-    if device.torch_device.type != "cuda":
-        return 0, None
-    index = device.torch_device.index or 0
-    try:
-        nvml: Any = importlib.import_module("pynvml")  # not required: the driver's own figure stands in for it
-    except ImportError:
-        return _driver_bytes(index)
-    try:
-        nvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(index).uuid).removeprefix("GPU-")
-        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).used), "nvml"
-    except nvml.NVMLError:
-        return _driver_bytes(index)
-
-
-def _driver_bytes(index: int) -> tuple[int, str]:
-    free, total = torch.cuda.mem_get_info(index)
-    return total - free, "cudaMemGetInfo"
 
 
 def _device_name(device: Device) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -276,3 +276,32 @@ def test_impossible_sizes_and_unknown_entries_are_refused() -> None:
         books.give_back(1)
     with pytest.raises(InvariantError, match="resolved"):
         books.resolve(-1)
+
+
+@given(
+    wants=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 9), st.integers(0, 3)), max_size=12),
+    given_back=st.integers(0, 12),
+    position=st.integers(0, 2000),
+)
+def test_a_burst_is_taken_as_one_after_another_would_be(
+    wants: list[tuple[int, int, int]], given_back: int, position: int
+) -> None:
+    """R3, R4: many batches under one change of the books end where single ones do, wraps and refusals included."""
+    many, single = (Accounting(1024, 8, first_position=position) for _ in range(2))
+    for books in (many, single):
+        for length in (300, 200):
+            books.take(length, 1, 1)
+        if given_back % 2:
+            books.give_back(1)
+    one_by_one = []
+    for want in wants:
+        taken = single.take(*want)
+        if taken is None:
+            break
+        one_by_one.append(taken)
+    assert many.take_all(wants) == one_by_one
+    assert many.figures() == single.figures()
+    if one_by_one and given_back:
+        word = word_of(one_by_one[0].sequence)
+        assert many.give_back_to(word) == single.give_back_to(word)
+        assert many.figures() == single.figures()

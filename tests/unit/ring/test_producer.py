@@ -179,6 +179,44 @@ def test_ids_of_another_kind_are_refused_and_what_was_taken_comes_back(ids: Any)
     assert (figures.live, figures.items_unresolved, figures.tokens_pending) == (0, 0, 0)
 
 
+def test_a_wrong_batch_in_a_burst_costs_those_behind_it_and_no_byte() -> None:
+    """What stood before it is published whole; itself and the rest come back as skips."""
+    memory, producer, consumer = _ring()
+    burst = [("a", [(1, _ids(5, 4))]), ("b", [(2, array("q", [1]))]), ("c", [(3, _ids(0, 4))])]
+    with pytest.raises(InvariantError, match="batch b are not int32"):
+        producer.publish_all(burst)
+    first, *voids = consumer.take()
+    assert _read(memory, first) == [[5, 6, 7, 8]]
+    assert [(one.is_skip, one.requests) for one in voids] == [(True, ()), (True, ())]
+    consumer.release_all([first, *voids])
+    assert producer.poll() == 3
+    figures = producer.figures()
+    assert (figures.live, figures.items_unresolved, figures.tokens_pending) == (0, 1, 0)
+
+
+def test_a_burst_goes_as_far_as_it_fits() -> None:
+    """R3 and backpressure: the first that does not fit stops it, though a smaller one behind it would."""
+    _, producer, consumer = _ring(capacity=512)
+    burst = [("a", [(1, _ids(0, 60))]), ("b", [(2, _ids(0, 100))]), ("c", [(3, _ids(0, 4))])]
+    assert [entry.batch_id for entry in producer.publish_all(burst)] == ["a"]
+    consumer.release_all(consumer.take())
+    producer.poll()
+    assert [entry.batch_id for entry in producer.publish_all(burst[1:])] == ["b", "c"]
+
+
+def test_a_burst_rings_the_doorbell_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One fence for all payloads, and the word of the last entry: past it is past all before it (R2)."""
+    memory, producer, _ = _ring()
+    fences: list[int] = []
+    monkeypatch.setattr(producer, "_fence", lambda: fences.append(memory.words[DOORBELL]))
+    entries = producer.publish_all([(str(number), [(number, _ids(number, 8))]) for number in range(5)])
+    assert fences == [0]
+    assert memory.words[DOORBELL] == entries[-1].sequence == 5
+    assert [Descriptor.unpack(memory.descriptors[slot * 64 : slot * 64 + 64]) for slot in range(1, 6)] == [
+        entry.descriptor for entry in entries
+    ]
+
+
 def test_a_cancelled_batch_nobody_took_becomes_a_skip() -> None:
     """A user cancels while the engine is busy: the batch still travels, is skipped, and the stop comes behind it."""
     memory, producer, consumer = _ring()

@@ -183,8 +183,8 @@ class Rig:
             self.tell(on.Tokenized(self.prepared(ref)))
 
     def publish(self) -> None:
-        while batch := self.session.work.lines.next_batch(RING_BYTES):
-            self.tell(on.Published(tuple(one.request.ref for one in batch)))
+        while batches := self.session.work.lines.next_batches(RING_BYTES):
+            self.tell(on.Published(tuple(one.request.ref for batch in batches for one in batch)))
 
     def run(self, *refs: LineRef) -> None:
         """As far as the engine."""

@@ -69,3 +69,33 @@ def test_an_option_that_the_table_would_ignore_is_refused() -> None:
     result = CliRunner().invoke(_app(), [*CELLS, "--contexts", "64", "--fill", "random"])
     assert isinstance(result.exception, UsageError)
     assert "--contexts, --fill" in str(result.exception)
+
+
+@pytest.mark.parametrize("lengths", ["5", "9:3", "0:4", "a:b", "3:"])
+def test_a_wrong_range_is_named(lengths: str) -> None:
+    """What was asked, and the option to change."""
+    done = CliRunner().invoke(_app(), ["engine", "--requests", "2", "--lengths", lengths])
+    assert isinstance(done.exception, UsageError)
+    assert "--lengths" in str(done.exception)
+
+
+def test_only_what_can_be_run_is_compared_with() -> None:
+    """A word that nobody knows measures nothing."""
+    done = CliRunner().invoke(_app(), ["engine", "--compare", "vllm"])
+    assert isinstance(done.exception, UsageError)
+
+
+def test_requests_beside_transformers_are_one_json_object() -> None:
+    """`haulier bench engine --requests N --compare transformers --json`."""
+    command = ["engine", "--requests", "3", "--lengths", "3:9", "--answers", "2:4", "--page-tokens", "16"]
+    done = CliRunner().invoke(_app(), [*command, "--compare", "transformers", "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout[done.stdout.index("{\n") :])["of_generate"] > 0
+
+
+@pytest.mark.parametrize("extra", [["--requests", "2", "--steps", "3"], ["--lengths", "3:4"]])
+def test_an_option_that_would_be_ignored_is_refused(extra: list[str]) -> None:
+    """Nobody waits for a figure that is not of what was asked."""
+    done = CliRunner().invoke(_app(), ["engine", *extra])
+    assert isinstance(done.exception, UsageError)
+    assert extra[-2] in str(done.exception)

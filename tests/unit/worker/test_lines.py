@@ -66,11 +66,21 @@ def test_the_ring_gets_lines_in_order_and_as_many_as_fit() -> None:
     for index, tokens in enumerate([10, 10, 1000, 10]):
         receive(lines, index)
         lines.tokenized(prepared(index, tokens))
-    assert [one.request.ref.index for one in lines.next_batch(100)] == [0, 1]
+    in_turn = [[one.request.ref.index for one in batch] for batch in lines.next_batches(100)]
+    assert in_turn == [[0, 1], [2], [3]], "one at least, however long"
     lines.published([ref(0), ref(1)])
-    assert [one.request.ref.index for one in lines.next_batch(100)] == [2], "one at least, however long"
+    assert [one.request.ref.index for one in lines.next_batches(100)[0]] == [2]
     with pytest.raises(InvariantError):
         lines.published([ref(3)])
+
+
+def test_one_doorbell_is_for_a_bounded_number_of_entries() -> None:
+    """A worker with many long prompts ready does not keep the engine waiting for the last of them."""
+    lines = Lines()
+    for index in range(limits.RING_BURST_MAX_COUNT + 5):
+        receive(lines, index)
+        lines.tokenized(prepared(index, 10))
+    assert [len(batch) for batch in lines.next_batches(40)] == [1] * limits.RING_BURST_MAX_COUNT
 
 
 def test_a_line_that_ends_before_the_ring_leaves_the_queue() -> None:
@@ -80,7 +90,7 @@ def test_a_line_that_ends_before_the_ring_leaves_the_queue() -> None:
     lines.tokenized(prepared(0))
     lines.ended(ref(0), 0)
     lines.check()
-    assert lines.next_batch(1000) == ()
+    assert lines.next_batches(1000) == []
 
 
 def test_credit_counts_what_is_promised_already() -> None:
