@@ -129,7 +129,7 @@ class EngineSettings:
     """Pages it may borrow beyond while they are free; 0 for whatever is free."""
     headroom_gib: str = "0"
     """Device memory beside the pages in which history is kept, revocably (H2): whole GiB at most, or ``auto``."""
-    headroom_reserve_gib: float = limits.HEADROOM_RESERVE_GIB
+    headroom_reserve_gib: float = limits.HEADROOM_RESERVE_BYTES / GIB
     """Device memory that headroom leaves free."""
 
     def __post_init__(self) -> None:

@@ -170,7 +170,7 @@ DECISIONS_KEPT_MAX_COUNT = 65_536
 """Newest decisions about device pages that are kept to be explained: a few MB."""
 HEADROOM_CHUNK_BYTES = 1 << 30
 """Headroom is taken from the device, and given back, in pieces of this size (H2)."""
-HEADROOM_RESERVE_GIB = 2.0
+HEADROOM_RESERVE_BYTES = 2 << 30
 """Default device memory that headroom leaves free: long prompts take more for a while than the warm-up did."""
 HEADROOM_LOOK_STEPS_COUNT = 16
 """The device is asked for its free memory once in so many steps: asking costs host time."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from common.limits import HEADROOM_RESERVE_GIB
+from common.engine_options import DEFAULTS
 
 if TYPE_CHECKING:
     from worker.engine.bench import BenchSettings
@@ -64,7 +64,7 @@ def bench_engine(
     ] = 0.0,
     headroom_gib: Annotated[str, typer.Option(help="GiB of headroom that keeps history (H2), or auto")] = "0",
     headroom_reserve_gib: Annotated[float, typer.Option(min=0, help="device memory that headroom leaves free")] = (
-        HEADROOM_RESERVE_GIB
+        DEFAULTS.headroom_reserve_gib
     ),
     series: Annotated[
         bool, typer.Option("--series", help="measure nothing kept, H1 alone, H2 alone and both, one after another")

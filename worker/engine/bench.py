@@ -18,7 +18,7 @@ import torch
 
 from common.config import GIB, EngineSettings
 from common.errors import InvariantError, UsageError
-from common.limits import HEADROOM_RESERVE_GIB
+from common.limits import HEADROOM_RESERVE_BYTES
 from worker.engine.admission import PagePool
 from worker.engine.cells import CONTEXT_PAGES, ROUTES, Row, table
 from worker.engine.device import Device, QueueName
@@ -65,7 +65,7 @@ class BenchSettings:
     """Share of all histories that is kept in device pages (H1); 0 keeps none there, as ``--retain off``."""
     headroom_gib: str = "0"
     """Whole GiB of headroom that keeps history (H2), or ``auto``."""
-    headroom_reserve_gib: float = HEADROOM_RESERVE_GIB
+    headroom_reserve_gib: float = HEADROOM_RESERVE_BYTES / GIB
 
     def __post_init__(self) -> None:
         if self.contexts < 1 or self.length < 2 or self.steps < 1:
