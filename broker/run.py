@@ -29,13 +29,13 @@ from broker.show import Show, show
 from broker.state_folder import StateFolder, beside, state_folder
 from common import keys, messages
 from common.config import ClientSettings, EngineSettings, KeySettings
+from common.engine_options import DEFAULTS, BurstPages, HeadroomGib, HeadroomReserveGib, Retain, TargetPages
 from common.errors import HaulierError, InvariantError, RefusedError, UsageError
 
 INTERRUPTED = 130
 POLL_S = 0.2
 TIMEOUT_S = 120.0
 """Our own broker is on this machine: if it says nothing for so long, it hangs."""
-DEFAULTS = EngineSettings(model="any")
 
 
 class TerminatedError(HaulierError):
@@ -131,6 +131,11 @@ def run_command(
     threads: Annotated[
         int, typer.Option(envvar="HAULIER_THREADS", help="Processor threads with --device cpu; 0: half the cores.")
     ] = DEFAULTS.threads,
+    retain: Retain = DEFAULTS.retain,
+    target_pages: TargetPages = DEFAULTS.target_pages,
+    burst_pages: BurstPages = DEFAULTS.burst_pages,
+    headroom_gib: HeadroomGib = DEFAULTS.headroom_gib,
+    headroom_reserve_gib: HeadroomReserveGib = DEFAULTS.headroom_reserve_gib,
     echo: Annotated[
         bool, typer.Option("--echo", envvar="HAULIER_ECHO", help="No model: each answer is its request's own text.")
     ] = False,
@@ -141,7 +146,7 @@ def run_command(
     """Answer a file of requests with a fleet of its own on this machine: start, run, stop. Run again, it resumes."""
     engine = EngineSettings(
         model, device, device_pages_gib, host_pool_gib, concurrency, context_tokens, fit, residency, page_tokens,
-        chunk_tokens, slot_gib, dtype, threads,
+        chunk_tokens, slot_gib, dtype, threads, retain, target_pages, burst_pages, headroom_gib, headroom_reserve_gib,
     )  # fmt: skip
     plan = Plan(source, output, error, engine, state, workers, lenient, echo)
     if as_json and output == "-":

@@ -127,6 +127,10 @@ class EngineSettings:
     """Device pages a context holds by right (A2); 0 shares the pool out equally."""
     burst_pages: int = 0
     """Pages it may borrow beyond while they are free; 0 for whatever is free."""
+    headroom_gib: str = "0"
+    """Device memory beside the pages in which history is kept, revocably (H2): whole GiB at most, or ``auto``."""
+    headroom_reserve_gib: float = limits.HEADROOM_RESERVE_BYTES / GIB
+    """Device memory that headroom leaves free."""
 
     def __post_init__(self) -> None:
         _need(bool(self.model), "--model says which model to serve")
@@ -154,6 +158,15 @@ class EngineSettings:
             f"--target-pages {self.target_pages} must be 0 (equal shares), or 2 (the floor) or more",
         )
         _need(self.burst_pages >= 0, f"--burst-pages {self.burst_pages} must be 0 or more")
+        _need(
+            re.fullmatch(r"auto|\d{1,9}", self.headroom_gib) is not None,
+            f"--headroom-gib {self.headroom_gib!r} is neither auto nor a whole number of GiB",
+        )
+        _need(
+            self.residency == "staged" or self.headroom_gib == "0",
+            f"--headroom-gib {self.headroom_gib} keeps staged history: leave it out, or use --residency staged",
+        )
+        _sized("--headroom-reserve-gib", self.headroom_reserve_gib)
         _need(0 <= self.threads <= 1024, f"--threads {self.threads} must be 0 (half the cores) to 1024")
         _need(
             self.dtype in ("auto", "float32", "bfloat16", "float16"),

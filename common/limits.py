@@ -184,6 +184,14 @@ QUANTUM_MIN_STEPS_COUNT = 8
 """A turn is never shorter: several tokens for each bringing in, even where a step takes seconds."""
 DECISIONS_KEPT_MAX_COUNT = 65_536
 """Newest decisions about device pages that are kept to be explained: a few MB."""
+HEADROOM_CHUNK_BYTES = 1 << 30
+"""Headroom is taken from the device, and given back, in pieces of this size (H2)."""
+HEADROOM_RESERVE_BYTES = 2 << 30
+"""Default device memory that headroom leaves free: long prompts take more for a while than the warm-up did."""
+HEADROOM_LOOK_STEPS_COUNT = 16
+"""The device is asked for its free memory once in so many steps: asking costs host time."""
+HEADROOM_QUIET_LOOKS_COUNT = 32
+"""After a chunk was given back none is taken for so many looks: memory that comes and goes moves no pages."""
 STAGING_SLOTS_MIN_COUNT = 2
 """While one slot is attended, the next layer is copied into another."""
 RETIRE_DEADLINE_S = 120.0

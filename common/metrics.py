@@ -61,6 +61,13 @@ class Metrics:
         self.retained_hit_bytes = self._counter(
             "retained_hit_bytes", "History bytes that a step found on the device instead of staging them (H3)"
         )
+        self.headroom_hit_bytes = self._counter(
+            "headroom_hit_bytes", "History bytes that a step found in headroom instead of staging them (H2, H3)"
+        )
+        self.headroom_bytes = self._gauge("headroom_bytes", "Device memory taken as headroom, by state (H2)", "state")
+        self.headroom_pages_moved = self._counter(
+            "headroom_pages_moved", "Pages of headroom that changed hands, by cause (H2, A4)", "reason"
+        )
         self.decode_seconds = self._counter(
             "decode_seconds", "Seconds of decode steps, as predicted from the rates and as measured (H3)", "which"
         )

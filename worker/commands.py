@@ -17,6 +17,7 @@ from common import keys as key_files
 from common import limits, log, parent
 from common.cli import not_installed
 from common.config import EngineSettings, KeySettings, WorkerSettings, endpoints
+from common.engine_options import DEFAULTS, BurstPages, HeadroomGib, HeadroomReserveGib, Retain, TargetPages
 from common.errors import RefusedError
 
 BENCHES = (("ring.commands", "register_bench"), ("worker.engine_bench_commands", "register"))
@@ -91,15 +92,11 @@ def worker(
     threads: int = typer.Option(
         0, "--threads", envvar="HAULIER_THREADS", help="Processor threads with --device cpu; 0: half the cores."
     ),
-    retain: str = typer.Option(
-        "on", "--retain", envvar="HAULIER_RETAIN", help="on keeps history in device pages that the slots leave, or off."
-    ),
-    target_pages: int = typer.Option(
-        0, "--target-pages", envvar="HAULIER_TARGET_PAGES", help="Device pages of a request by right; 0: equal shares."
-    ),
-    burst_pages: int = typer.Option(
-        0, "--burst-pages", envvar="HAULIER_BURST_PAGES", help="Pages it may borrow while free; 0: whatever is free."
-    ),
+    retain: Retain = DEFAULTS.retain,
+    target_pages: TargetPages = DEFAULTS.target_pages,
+    burst_pages: BurstPages = DEFAULTS.burst_pages,
+    headroom_gib: HeadroomGib = DEFAULTS.headroom_gib,
+    headroom_reserve_gib: HeadroomReserveGib = DEFAULTS.headroom_reserve_gib,
     ring_mib: int = typer.Option(64, "--ring-mib", envvar="HAULIER_RING_MIB", help="Payload of the ring."),
     metrics_port: int = typer.Option(
         0, "--metrics-port", envvar="HAULIER_METRICS_PORT", help="Serve metrics there; 0 for no port."
@@ -123,6 +120,7 @@ def worker(
             host_pool_gib=host_pool_gib, concurrency=concurrency, context_tokens=context_tokens, fit=fit,
             residency=residency, page_tokens=page_tokens, chunk_tokens=chunk_tokens, slot_gib=slot_gib, dtype=dtype,
             threads=threads, retain=retain, target_pages=target_pages, burst_pages=burst_pages,
+            headroom_gib=headroom_gib, headroom_reserve_gib=headroom_reserve_gib,
         ),
         ring_mib=ring_mib,
         metrics_port=metrics_port,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from common.engine_options import DEFAULTS
+
 if TYPE_CHECKING:
     from worker.engine.bench import BenchSettings
     from worker.engine.cells import Row
@@ -57,7 +59,16 @@ def bench_engine(
     chunk_tokens: Annotated[int, typer.Option(min=1, help="rows of one prefill step")] = 2048,
     host_pool_gib: Annotated[float, typer.Option(min=0, help="0 for what the histories need")] = 0.0,
     device_pages_gib: Annotated[int, typer.Option(min=0, help="0 for what two staging slots need")] = 0,
-    retained: Annotated[float, typer.Option(min=0, max=1, help="share of history kept in device pages")] = 0.0,
+    retained: Annotated[
+        float, typer.Option(min=0, max=1, help="share of history kept in device pages (H1); 0 is --retain off")
+    ] = 0.0,
+    headroom_gib: Annotated[str, typer.Option(help="GiB of headroom that keeps history (H2), or auto")] = "0",
+    headroom_reserve_gib: Annotated[float, typer.Option(min=0, help="device memory that headroom leaves free")] = (
+        DEFAULTS.headroom_reserve_gib
+    ),
+    series: Annotated[
+        bool, typer.Option("--series", help="measure nothing kept, H1 alone, H2 alone and both, one after another")
+    ] = False,
     page_tokens: Annotated[int, typer.Option(min=2, help="rows of a page")] = 256,
     cells: Annotated[bool, typer.Option("--cells", help="only the table of bits: contexts x lengths x routes")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
@@ -89,29 +100,34 @@ def bench_engine(
         found = of_requests(asked, work, beside=bool(compare))
     else:
         _refuse_others(context, "only --requests has a use for it", set(context.params) - _WORK)
-        found = bench(
-            BenchSettings(
-                geometry=geometry,
-                contexts=contexts,
-                length=length,
-                steps=steps,
-                device=_device(device),
-                dtype=dtype,
-                fill=fill,
-                bits=bits,
-                transformers=bool(compare),
-                chunk_tokens=chunk_tokens,
-                host_pool_gib=host_pool_gib,
-                device_pages_gib=device_pages_gib,
-                retained=retained,
-                page_tokens=page_tokens,
-            )
-        )
+        settings = BenchSettings(
+            geometry=geometry, contexts=contexts, length=length, steps=steps, device=_device(device), dtype=dtype,
+            fill=fill, bits=bits, transformers=bool(compare), chunk_tokens=chunk_tokens, host_pool_gib=host_pool_gib,
+            device_pages_gib=device_pages_gib, retained=retained, headroom_gib=headroom_gib,
+            headroom_reserve_gib=headroom_reserve_gib, page_tokens=page_tokens,
+        )  # fmt: skip
+        if series:
+            _series(settings, as_json)
+            return
+        found = bench(settings)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
     for name, value in found.items():
         typer.echo(f"{name:<18} {value}")
+
+
+def _series(settings: BenchSettings, as_json: bool) -> None:
+    """Print each series as it is measured."""
+    from worker.engine.bench_series import SHOWN, series
+
+    rows = []
+    for row in series(settings):
+        rows.append(row)
+        if not as_json:
+            typer.echo("  ".join(f"{name} {row[name]}" for name in SHOWN))
+    if as_json:
+        typer.echo(json.dumps({"series": rows}, indent=2))
 
 
 def _pair(option: str, text: str) -> tuple[int, int]:

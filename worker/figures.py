@@ -89,6 +89,11 @@ class Figures:
         for reason, count in engine.waits:
             out.advance(out.admission_waits.labels(reason=reason), count)
         out.advance(out.retained_hit_bytes, engine.hit_bytes)
+        out.advance(out.headroom_hit_bytes, engine.headroom_hit_bytes)
+        out.headroom_bytes.labels(state="held").set(engine.headroom_held_bytes)
+        out.headroom_bytes.labels(state="free").set(engine.headroom_bytes - engine.headroom_held_bytes)
+        for reason, count in engine.headroom_moved:
+            out.advance(out.headroom_pages_moved.labels(reason=reason), count)
         out.advance(out.decode_seconds.labels(which="predicted"), engine.predicted_s)
         out.advance(out.decode_seconds.labels(which="measured"), engine.measured_s)
         out.device_pages.labels(state="held").set(engine.pages_held)

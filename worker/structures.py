@@ -115,3 +115,10 @@ class EngineFigures:
     predicted_s: float = 0.0
     measured_s: float = 0.0
     """Seconds of the decode steps so far, side by side."""
+    headroom_hit_bytes: int = 0
+    """History that steps found in headroom."""
+    headroom_held_bytes: int = 0
+    headroom_bytes: int = 0
+    """Of headroom as it stands: what holds history, and all of it."""
+    headroom_moved: tuple[tuple[str, int], ...] = ()
+    """Pages of headroom that changed hands, by cause."""

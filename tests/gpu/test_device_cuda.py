@@ -12,6 +12,7 @@ from worker.engine.device import (
     CaptureError,
     ComputeSynchroniseError,
     CopyRefusedError,
+    DeviceError,
     Event,
     QueueName,
     TeardownError,
@@ -288,3 +289,26 @@ def test_quarantine_of_a_held_queue_retains_everything(device) -> None:
     assert device.events_held > 0
     gate.open()
     torch.cuda.synchronize()
+
+
+def test_a_chunk_is_the_drivers_and_goes_back_to_it(device) -> None:
+    """H2: what is taken is gone from the device's free memory, what is given back is there again at once."""
+    before = device.free_bytes()
+    chunk = device.allocate_chunk((2, 1 << 28), torch.bfloat16)
+    assert chunk.is_cuda
+    assert chunk.nbytes == 1 << 30
+    assert device.free_bytes() <= before - (1 << 30)
+    chunk.fill_(1)
+    torch.cuda.synchronize()
+    device.free_chunk(chunk)
+    assert device.free_bytes() >= before - (1 << 22)
+    with pytest.raises(CopyRefusedError):
+        device.free_chunk(chunk)
+
+
+def test_more_than_there_is_is_an_error(device) -> None:
+    """A6: no room is said, nothing is half taken."""
+    before = device.free_bytes()
+    with pytest.raises(DeviceError, match="GiB of device memory"):
+        device.allocate_chunk((before + (1 << 30),), torch.uint8)
+    assert device.free_bytes() == before

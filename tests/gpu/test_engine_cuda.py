@@ -13,6 +13,9 @@ import transformers
 from common.config import EngineSettings
 from worker.engine.admission import PagePool
 from worker.engine.bench import BenchSettings, bench, bit_table
+from worker.engine.bench_series import series
+from worker.engine.headroom import Cause
+from worker.engine.headroom_memory import HeadroomMemory
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel, from_config
 from worker.engine.retention import Retention
@@ -23,6 +26,8 @@ pytestmark = pytest.mark.gpu
 CONTEXT, PAGE = 1024, 64
 WHOLE_PAGES, PART_PAGES = 4 * CONTEXT // PAGE, 12
 """Every history in place; and so few that pages are taken, lost and materialised."""
+CHUNK_PAGES, CHUNKS, REVOKED_AT = 4, 6, {7: 1, 12: 2, 20: 1}
+"""Headroom, and after which turn how many chunks are given back."""
 LENGTHS = (1, 63, 64, 65, 300, 511, 700, 129)
 
 
@@ -52,9 +57,12 @@ def model(head_dim: int) -> LoadedModel:
     return from_config(config, open_device("cuda:0"), torch.bfloat16, CONTEXT)
 
 
-def run(head_dim: int, residency: str, *, retained: int = 0, strict: bool = False) -> tuple[list[Any], dict[int, Any]]:
+def run(
+    head_dim: int, residency: str, *, retained: int = 0, headroom: int = 0, strict: bool = False
+) -> tuple[list[Any], dict[int, Any]]:
     """Eight mixed requests with churn over four segments; every step's schedule and logits, and what finished.
-    ``retained`` pages keep history on the device; 0 keeps none."""
+    ``retained`` pages keep history on the device, and ``headroom`` chunks beside them, of which some are given back
+    while they are read; 0 keeps none."""
     steps: list[Any] = []
 
     def watch(plan: Any, logits: torch.Tensor) -> None:
@@ -74,7 +82,14 @@ def run(head_dim: int, residency: str, *, retained: int = 0, strict: bool = Fals
     local = LocalEngine(model(head_dim), settings, watch=watch)
     if retained:
         local.engine.scheduler.retention = Retention(PagePool(retained), PAGE)
-        local.engine.scheduler.turns = None
+    if headroom:
+        engine = local.engine
+        geometry, dtype = engine.loaded.geometry, engine.loaded.dtype
+        chunk_bytes = CHUNK_PAGES * PAGE * geometry.token_bytes
+        memory = HeadroomMemory(engine.device, geometry, PAGE, dtype, chunk_bytes, most=headroom)
+        memory.fill()
+        engine.use(memory)
+    local.engine.scheduler.turns = None
     chance = torch.Generator().manual_seed(2)
     prompts = [torch.randint(1, 4096, (length,), generator=chance).tolist() for length in LENGTHS]
     samplings = [Sampling(12 + 3 * number, temperature=0.7 * (number % 2), seed=number) for number in range(8)]
@@ -86,8 +101,15 @@ def run(head_dim: int, residency: str, *, retained: int = 0, strict: bool = Fals
         turn += 1
         if turn == 9:
             local.cancel([4])
+        if headroom and turn in REVOKED_AT:
+            local.engine.headroom.revoke(REVOKED_AT[turn])
     torch.cuda.set_sync_debug_mode("default")
     local.engine.check()
+    if headroom:
+        moved = local.engine.headroom.books.moved
+        assert local.engine.headroom_bytes > 0
+        assert moved[Cause.REVOKED] > 0
+        assert moved[Cause.CLOSED] == sum(REVOKED_AT.values()) * CHUNK_PAGES
     assert local.close().proved
     return steps, {number: one._replace(notes="") for number, one in local.finished.items()}
 
@@ -106,6 +128,28 @@ def test_staged_bits_are_resident_bits_in_bf16(head_dim: int) -> None:
         ]
         assert wrong == [], f"{residency}, {retained} pages retained: logits differ at steps {wrong}"
         assert finished_ == finished
+
+
+@pytest.mark.parametrize("retained", [0, PART_PAGES])
+def test_bits_stay_while_headroom_is_given_back(retained: int) -> None:
+    """H2, in life: alone, then beside H1; chunks go back to the driver in the middle, the bits are the reference's."""
+    resident, finished = run(128, "full")
+    steps, finished_ = run(128, "staged", retained=retained, headroom=CHUNKS)
+    assert [plan for plan, _ in steps] == [plan for plan, _ in resident]
+    assert all(torch.equal(one[1], other[1]) for one, other in zip(steps, resident, strict=True))
+    assert finished_ == finished
+    run(128, "staged", retained=retained, headroom=CHUNKS, strict=True)
+
+
+def test_series_of_h1_and_h2() -> None:
+    """H3, in life: ``haulier bench engine --series`` on a shape large enough for the link to rule the step."""
+    asked = BenchSettings(
+        "d16", contexts=2, length=16384, steps=6, device="cuda:0", fill="random", retained=0.25, headroom_gib="1"
+    )
+    rows = list(series(asked))
+    print(json.dumps(rows))
+    assert all(row["bitwise"] and row["resident_repeats"] for row in rows)
+    assert [row["headroom_gb_step"] > 0 for row in rows] == [False, False, True, True]
 
 
 def test_the_hot_path_never_synchronises() -> None:

@@ -460,4 +460,54 @@ RING = [
         "if not engine_idle or not unresolved:",
     ),
 ]
-MUTATIONS = [*WAITS, *LEASES, *GENERATIONS, *FAILURES, *RING]
+HEADROOM = [
+    _engine(
+        "H2",
+        "a page of headroom cools",
+        "headroom",
+        "            if until <= self._landed:\n                del",
+        "            if True:\n                del",
+        "headroom",
+    ),
+    _engine(
+        "H2",
+        "a chunk cools before it is the device's",
+        "headroom",
+        "if until <= self._landed and chunk not in held]",
+        "if chunk not in held]",
+        "headroom",
+    ),
+    _engine(
+        "H2",
+        "a page dropped from a closing chunk keeps it warm",
+        "headroom",
+        "                self._closing[spot[0]] = self._planned\n",
+        "                pass\n",
+        "headroom",
+    ),
+    _engine(
+        "H2",
+        "whole idle contexts are dropped first",
+        "headroom",
+        "while before - self.held < count and self._reclaim_idle(Cause.REVOKED_IDLE, step, None):",
+        "while False:",
+        "headroom",
+    ),
+    _engine(
+        "H2",
+        "pages that leave a chunk are copied",
+        "step",
+        "captures=bool(plan.shifts) or any(",
+        "captures=any(",
+        "headroom_routes",
+    ),
+    _engine(
+        "H2",
+        "a chunk given back is not taken again at once",
+        "headroom_fit",
+        " and quiet <= 0 and",
+        " and",
+        "headroom_fit",
+    ),
+]
+MUTATIONS = [*WAITS, *LEASES, *GENERATIONS, *FAILURES, *RING, *HEADROOM]

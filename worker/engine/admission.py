@@ -49,7 +49,7 @@ class Decision:
 
     sequence: int
     step: int
-    reason: Reason
+    reason: StrEnum
     pages: tuple[int, ...]
     source: int | None
     to: int | None

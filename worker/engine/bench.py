@@ -6,7 +6,6 @@ compared with ``--residency full`` under the same schedule. Nothing is reported 
 
 from __future__ import annotations
 
-import importlib
 import math
 import platform
 import time
@@ -19,10 +18,12 @@ import torch
 
 from common.config import GIB, EngineSettings
 from common.errors import InvariantError, UsageError
+from common.limits import HEADROOM_RESERVE_BYTES
 from worker.engine.admission import PagePool
 from worker.engine.cells import CONTEXT_PAGES, ROUTES, Row, table
 from worker.engine.device import Device, QueueName
 from worker.engine.device_pool import Rows
+from worker.engine.device_use import device_bytes
 from worker.engine.fit import rounded_up
 from worker.engine.lifecycle_clock import LifecycleClock
 from worker.engine.local import LocalEngine
@@ -61,7 +62,10 @@ class BenchSettings:
     host_pool_gib: float = 0.0
     device_pages_gib: int = 0
     retained: float = 0.0
-    """Share of all histories that is kept in device pages; 0 is the streamed route."""
+    """Share of all histories that is kept in device pages (H1); 0 keeps none there, as ``--retain off``."""
+    headroom_gib: str = "0"
+    """Whole GiB of headroom that keeps history (H2), or ``auto``."""
+    headroom_reserve_gib: float = HEADROOM_RESERVE_BYTES / GIB
 
     def __post_init__(self) -> None:
         if self.contexts < 1 or self.length < 2 or self.steps < 1:
@@ -85,6 +89,8 @@ class Run:
     seconds: float
     steps: int
     hit_bytes: int
+    headroom_bytes: int
+    """History found in device pages, and in headroom."""
     predicted_s: float
     """What the rates learned from the steps before said of the measured ones."""
     staged_bytes: int
@@ -97,6 +103,8 @@ class Run:
     """Host seconds in leases, tickets and receipts for each second of decode."""
     transport_share: float
     """The same with the device calls in between."""
+    headroom_gib: float
+    """Headroom in use at the end of the measured steps."""
 
 
 def bench(settings: BenchSettings) -> dict[str, Any]:
@@ -106,7 +114,7 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
     dtype = _dtype(settings, device)
     context_tokens = settings.length + settings.answer_tokens
     config = shape_config(settings.geometry, context_tokens)
-    before, source = _device_bytes(device)
+    before, source = device_bytes(device)
     loaded = from_config(config, device, dtype, context_tokens, settings.geometry)
     _trim(device)
     staged_settings = _engine_settings(settings, loaded, "staged")
@@ -122,8 +130,10 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
         "steps": staged.steps,
         "bytes_per_token": loaded.geometry.token_bytes,
         "retained": settings.retained,
+        "headroom_gib": staged.headroom_gib,
         "staged_gb_step": round(staged.staged_bytes / staged.steps / 1e9, 4),
         "hit_gb_step": round(staged.hit_bytes / staged.steps / 1e9, 4),
+        "headroom_gb_step": round(staged.headroom_bytes / staged.steps / 1e9, 4),
         "predicted_ms_step": round(1000 * staged.predicted_s / staged.steps, 3),
         "link_gbps": round(staged.link_bytes_s / 1e9, 2),
         "floor_tokens_s": round(settings.contexts / floor_s, 2) if floor_s else None,
@@ -237,6 +247,8 @@ def _engine_settings(settings: BenchSettings, loaded: LoadedModel, residency: st
         chunk_tokens=settings.chunk_tokens,
         dtype=settings.dtype,
         retain="on" if settings.retained else "off",
+        headroom_gib=settings.headroom_gib if residency == "staged" else "0",
+        headroom_reserve_gib=settings.headroom_reserve_gib,
     )
 
 
@@ -255,7 +267,7 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     if settings.retained and engine.scheduler.retention is not None:
         pages = round(settings.retained * settings.contexts * engine.fit.context_rows / engine.fit.page_rows)
         engine.scheduler.retention = Retention(PagePool(pages), engine.fit.page_rows)
-        engine.scheduler.turns = None
+    engine.scheduler.turns = None  # all decode together in every series
     link = _link(engine) if engine.host is not None else 0.0
     if settings.fill == "random":
         _fill(engine)
@@ -268,21 +280,22 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     prefilled = time.perf_counter()
     for _ in range(WARM_STEPS):
         local.step()
-    hits, predicted = engine.hit_bytes, engine.turns.predicted_s
+    hits, headroom, predicted = engine.hit_bytes, engine.headroom_bytes, engine.turns.predicted_s
     moved, start, first = engine.transport.bytes_in, time.perf_counter(), engine.steps
     for _ in range(settings.steps):
         local.step()
     seconds, steps, moved = time.perf_counter() - start, engine.steps - first, engine.transport.bytes_in - moved
-    hits, predicted = engine.hit_bytes - hits, engine.turns.predicted_s - predicted
-    peak, _ = _device_bytes(loaded.device)
+    hits, headroom = engine.hit_bytes - hits, engine.headroom_bytes - headroom
+    predicted, headroom_gib = engine.turns.predicted_s - predicted, engine.headroom.nbytes / GIB
+    peak, _ = device_bytes(loaded.device)
     lifecycle_share, transport_share = _lifecycle(local)
     local.run()
     if engine.host is not None:
         link = max(link, _link(engine))
     tokens = {number: tuple(finished.token_ids) for number, finished in local.finished.items()}
     local.close()
-    return Run(seconds, steps, hits, predicted, moved, link, prefilled - begun, logits, peak, tokens, lifecycle_share,
-               transport_share)  # fmt: skip
+    return Run(seconds, steps, hits, headroom, predicted, moved, link, prefilled - begun, logits, peak, tokens,
+               lifecycle_share, transport_share, headroom_gib)  # fmt: skip
 
 
 def _lifecycle(local: LocalEngine) -> tuple[float, float]:
@@ -348,29 +361,6 @@ def _fill(engine: Any) -> None:
 def _trim(device: Device) -> None:
     if device.torch_device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _device_bytes(device: Device) -> tuple[int, str | None]:
-    """Device memory in use as the driver sees it (weights, pools, workspaces, the context itself), and who said so."""
-    if device.torch_device.type != "cuda":
-        return 0, None
-    index = device.torch_device.index or 0
-    try:
-        nvml: Any = importlib.import_module("pynvml")  # not required: the driver's own figure stands in for it
-    except ImportError:
-        return _driver_bytes(index)
-    try:
-        nvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(index).uuid).removeprefix("GPU-")
-        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).used), "nvml"
-    except nvml.NVMLError:
-        return _driver_bytes(index)
-
-
-def _driver_bytes(index: int) -> tuple[int, str]:
-    free, total = torch.cuda.mem_get_info(index)
-    return total - free, "cudaMemGetInfo"
 
 
 def _device_name(device: Device) -> str:

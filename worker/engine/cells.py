@@ -19,6 +19,7 @@ from common.config import GIB, EngineSettings
 from common.errors import InvariantError
 from worker.engine.admission import PagePool
 from worker.engine.geometry import Geometry
+from worker.engine.headroom_memory import HeadroomMemory
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel
 from worker.engine.retention import Retention
@@ -27,23 +28,33 @@ from worker.structures import Finished, Sampling
 
 COMPANIES = ("1 context", "4 equal", "8 mixed with churn")
 LENGTHS = ("short", "page-aligned", "one past a page", "long")
-ROUTES = ("streamed", "retained", "retained in part")
-"""Everything comes over the link; whole histories in place in device pages; some pages kept, the rest over the link."""
+ROUTES = ("streamed", "retained", "retained in part", "headroom", "H1+H2")
+"""Everything comes over the link; whole histories in place in device pages; some pages kept, the rest over the link;
+pages kept in headroom alone; some in device pages, some in headroom, the rest over the link. Of headroom a part is
+given back in the middle, and taken again."""
+HEADROOM_ROUTES = ROUTES[3:]
 CONCURRENCY = 4
 """Segments of the host pool: the eight contexts of the churn share them."""
 CONTEXT_PAGES, CHUNK_PAGES = 12, 2
 ALONE_PAGES, PART_PAGES = 4, 10
 """Device pages of the route in part, for one context and for more: fewer than their long histories, no fewer than their
 floors, so that pages are taken, lost and kept."""
+CHUNK_HEADROOM_PAGES, ALONE_CHUNKS, PART_CHUNKS = 2, 2, 7
+"""Headroom for one context and for more: fewer pages than their long histories."""
+REVOKED_AT = {4: 1, 7: 2, 12: 9}
+"""Before which turn how many chunks are given back; all of them at last."""
+TAKEN_AGAIN_AT = (10, 16)
 
 Prepare = Callable[[LocalEngine], None]
 """Sees an engine before its first step, or after its last one."""
+Each = Callable[[LocalEngine, int], None]
+"""Sees an engine after each turn."""
 Step = tuple[tuple[tuple[int, int, int], ...], torch.Tensor]
 """Which contexts computed which rows (number, first row, rows), and the logits."""
 
 
-def _nothing(local: LocalEngine) -> None:
-    """For ``Prepare`` where there is nothing to do."""
+def _nothing(local: LocalEngine, turn: int = 0) -> None:
+    """For ``Prepare`` and ``Each`` where there is nothing to do."""
 
 
 # -- scenarios ----------------------------------------------------------------------------------------------------
@@ -120,6 +131,7 @@ def play(
     script: Scenario,
     prepare: Prepare = _nothing,
     rested: Prepare = _nothing,
+    each: Each = _nothing,
 ) -> Outcome:
     """Run a scenario to its end, books checked at every step; ``rested`` looks once nothing runs any more."""
     steps: list[Step] = []
@@ -132,8 +144,9 @@ def play(
     local = LocalEngine(loaded, settings, ring_bytes=ring_bytes, watch=watch)
     try:
         prepare(local)
-        for _ in _turns(local, script, loaded.geometry.vocabulary):
+        for turn in _turns(local, script, loaded.geometry.vocabulary):
             local.engine.check()
+            each(local, turn)
         rested(local)
     finally:
         ended = local.close()
@@ -190,15 +203,17 @@ class Cell:
     equal: int
     hit_bytes: int
     staged_bytes: int
+    headroom_bytes: int = 0
 
     @property
     def taken(self) -> bool:
         """Short histories lie whole in few pages: only long ones must be in part on the device, in part not."""
-        if self.route == "streamed":
-            return not self.hit_bytes and self.staged_bytes > 0
-        return self.hit_bytes > 0 and (
-            not self.staged_bytes if self.route == "retained" else self.length != "long" or self.staged_bytes > 0
-        )
+        pages, headroom, link = self.hit_bytes > 0, self.headroom_bytes > 0, self.staged_bytes > 0
+        if self.route in ("streamed", "retained"):
+            return (pages, headroom, link) == (self.route == "retained", False, self.route == "streamed")
+        if self.length == "long":
+            return (pages, headroom, link) == (self.route != "headroom", self.route in HEADROOM_ROUTES, True)
+        return (pages, headroom) == (False, True) if self.route == "headroom" else pages
 
     @property
     def passed(self) -> bool:
@@ -217,7 +232,7 @@ def cell_settings(geometry: Geometry, base: EngineSettings, route: str | None) -
         context_tokens=CONTEXT_PAGES * base.page_tokens,
         chunk_tokens=CHUNK_PAGES * base.page_tokens,
         residency="full" if route is None else "staged",
-        retain="on" if route in ROUTES[1:] else "off",
+        retain="off" if route in (None, "streamed", "headroom") else "on",
     )
 
 
@@ -232,6 +247,28 @@ def in_part(company: str, page: int) -> Prepare:
     return prepare
 
 
+def with_headroom(company: str, page: int) -> Prepare:
+    """History is kept in small chunks of headroom; nobody is parked."""
+
+    def prepare(local: LocalEngine) -> None:
+        engine, loaded = local.engine, local.engine.loaded
+        chunk_bytes = CHUNK_HEADROOM_PAGES * page * loaded.geometry.token_bytes
+        most = ALONE_CHUNKS if company == COMPANIES[0] else PART_CHUNKS
+        memory = HeadroomMemory(engine.device, loaded.geometry, page, loaded.dtype, chunk_bytes, most=most)
+        memory.fill()
+        engine.use(memory)
+        engine.scheduler.turns = None
+
+    return prepare
+
+
+def revoking(local: LocalEngine, turn: int) -> None:
+    """Chunks are given back while they are read, and taken again."""
+    local.engine.headroom.revoke(REVOKED_AT.get(turn, 0))
+    if turn in TAKEN_AGAIN_AT:
+        local.engine.headroom.fill()
+
+
 def play_cell(
     fresh: LoadedModel,
     base: EngineSettings,
@@ -244,12 +281,15 @@ def play_cell(
     """One cell on one route, or with everything resident (None). ``fresh`` is the model on a device nobody used."""
 
     def prepared(local: LocalEngine) -> None:
-        if route == "retained in part":
+        if route in ("retained in part", "H1+H2"):
             in_part(company, base.page_tokens)(local)
+        if route in HEADROOM_ROUTES:
+            with_headroom(company, base.page_tokens)(local)
         prepare(local)
 
     settings = cell_settings(fresh.geometry, base, route)
-    return play(fresh, settings, scenario(company, length, base.page_tokens), prepared, rested)
+    each = revoking if route in HEADROOM_ROUTES else _nothing
+    return play(fresh, settings, scenario(company, length, base.page_tokens), prepared, rested, each)
 
 
 def cell(route: str, company: str, length: str, page: int, outcome: Outcome, reference: Outcome) -> Cell:
@@ -257,7 +297,7 @@ def cell(route: str, company: str, length: str, page: int, outcome: Outcome, ref
     engine, steps = outcome.local.engine, max(len(outcome.steps), len(reference.steps))
     return Cell(
         route, company, length, tokens_of(length, page), steps, equal_steps(outcome, reference), engine.hit_bytes,
-        engine.transport.bytes_in,
+        engine.transport.bytes_in, engine.headroom_bytes,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from worker.engine.device import (
     QueueName,
     TeardownError,
 )
+from worker.engine.driver_memory import DriverMemory
 from worker.engine.event_pool import EventPool
 from worker.engine.pinned import PinnedMemory, check
 from worker.engine.streams import dedicated, refuse_capture
@@ -62,6 +63,7 @@ class CudaDevice:
         self._compute = streams[QueueName.COMPUTE]
         self._pool: EventPool[torch.cuda.Event] = EventPool(events, self._make_event, threading.get_ident)
         self._pinned = PinnedMemory(driver, self.torch_device)
+        self._chunks = DriverMemory(driver, self.torch_device)
         self._teardown: str | None = None
         self._uncertain: str | None = None
 
@@ -185,6 +187,20 @@ class CudaDevice:
         torch.cuda.current_stream(self._index).wait_event(self._pool.raw(zeroed))
         self.release(zeroed)
         return tensor
+
+    def free_bytes(self) -> int:
+        """As the driver says; what torch keeps for itself counts as taken."""
+        return int(torch.cuda.mem_get_info(self._index)[0])
+
+    def allocate_chunk(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """From the driver, beside torch's own memory: freeing it leaves that alone."""
+        return self._chunks.allocate(shape, dtype)
+
+    def free_chunk(self, tensor: torch.Tensor) -> None:
+        """To the driver, which may wait for the device; refused after an unproven fence (L7)."""
+        if self._uncertain is not None:
+            raise TeardownError(f"device memory is not freed: {self._uncertain}")
+        self._chunks.free(tensor)
 
     def host_rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """The mapped alias of a tensor within ``allocate_host`` memory: a kernel's writes land in the host's pages."""

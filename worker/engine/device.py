@@ -169,6 +169,18 @@ class Device(Protocol):
     def allocate_device(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Device memory, zeroed. The caller keeps it for the life of the process."""
 
+    def free_bytes(self) -> int:
+        """Memory of the device that nobody has: on CUDA as the driver says, on the CPU what the machine has available.
+        Costs host time, and waits for nothing."""
+
+    def allocate_chunk(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Device memory that ``free_chunk`` gives back, exactly as large as asked for; its bytes are anything.
+        ``DeviceError`` when there is no room."""
+
+    def free_chunk(self, tensor: torch.Tensor) -> None:
+        """Give back what ``allocate_chunk`` returned: only once every step that may touch it is seen over, and never
+        after an unproven fence (L7). On CUDA the driver may wait for the device here: rare, and no part of a step."""
+
     def host_rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same bytes of a tensor within ``allocate_host`` memory, as a tensor that device code may write."""
 

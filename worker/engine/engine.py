@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -33,22 +32,23 @@ from ring.consumer import Consumer
 from worker.engine.addresses import Addresses
 from worker.engine.admission import PagePool
 from worker.engine.attention import KEYWORD, registered
-from worker.engine.device import DeviceError, Event, QueueName
+from worker.engine.device import DeviceError, QueueName
 from worker.engine.device_pool import DevicePool
 from worker.engine.fit import fit, never_fits
+from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.host_pool import HostPool
 from worker.engine.intake import Intake
 from worker.engine.model import LoadedModel
 from worker.engine.page_leases import PageLeases
 from worker.engine.quantum import believed
-from worker.engine.retention import Retention
+from worker.engine.retention import retention_of
 from worker.engine.routes import LiveStep, ResidentRoute, Route, StagedRoute
 from worker.engine.sampler import choose
 from worker.engine.scheduler import Context, Scheduler, StepPlan
 from worker.engine.segments import SegmentBook
 from worker.engine.step import PackedStep, pack
 from worker.engine.stopping import Answer
-from worker.engine.tables import Tables, Upload
+from worker.engine.tables import Enqueued, Tables
 from worker.engine.transport import Quarantine, Transport
 from worker.engine.turns import Turns
 from worker.engine.warmup import warm_up
@@ -71,16 +71,6 @@ class Stop(Protocol):
     """``threading.Event``, or anything that says when to stop."""
 
     def is_set(self) -> bool: ...
-
-
-@dataclass(slots=True, eq=False)
-class Enqueued:
-    """A step whose work is on the queues: what must live until it has landed, and how that is seen."""
-
-    packed: PackedStep
-    upload: Upload
-    keep: tuple[object, ...] = ()
-    over: Event | None = None
 
 
 class Engine:
@@ -106,13 +96,13 @@ class Engine:
         self._log.info("fit", model=loaded.name, residency=settings.residency, formula=list(self.fit.formula))
         self._consumer, self._on_finished, self._on_admitted, self._watch = consumer, on_finished, on_admitted, watch
         device.adopt()
-        self.steps = self.tokens = self.hit_bytes = 0
+        self.steps = self.tokens = self.hit_bytes = self.headroom_bytes = 0
         self.step_seconds: deque[float] = deque(maxlen=STEPS_REPORTED_MAX_COUNT)
         """What each step took; whoever exports them takes them out, and without a reader the oldest go."""
         self.pages = PageLeases(self.fit.concurrency)
         self.transport = Transport(device, pages=self.pages)
         segments = SegmentBook(self.pages, self.fit.concurrency)
-        retention = self._make_retention()
+        retention = retention_of(self.fit, settings)
         self.turns = Turns(believed(device.kind), self.fit.page_bytes(loaded.geometry), loaded.geometry.token_bytes)
         turns = None if retention is None else self.turns
         self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, retention, turns)
@@ -136,6 +126,13 @@ class Engine:
         self._stack.enter_context(registered(loaded.module))
         with device.running(), torch.no_grad():
             warm_up(loaded, self.pool.slots or self.pool.layers)
+        self.use(warm_headroom(device, loaded.geometry, self.fit, settings, loaded.dtype))
+
+    def use(self, headroom: HeadroomMemory) -> None:
+        """Keep history in this headroom from now on; before the first step."""
+        self.headroom, self.scheduler.headroom = headroom, headroom.books
+        if headroom.most and isinstance(self.route, StagedRoute):
+            self.route.headroom, self.scheduler.turns = headroom, self.turns
 
     # -- the flow -------------------------------------------------------------------------------------------------
     def run(self, stop: Stop) -> None:
@@ -166,7 +163,8 @@ class Engine:
                 took = time.monotonic() - began
                 self.step_seconds.append(took)
                 if now is not None and behind.packed.tokens == len(behind.packed.plan.shares):
-                    self.turns.learn(behind.packed.staged_rows, behind.packed.hit_rows, took)
+                    self.turns.learn(behind.packed.staged_rows, behind.packed.device_rows, took)
+            self.turns.headroom_bytes = self.headroom.tend(self._planned)
         return now is not None or behind is not None
 
     @contextmanager
@@ -216,6 +214,7 @@ class Engine:
         self._planned += 1
         packed = pack(plan, self.fit)
         self.hit_bytes += packed.hit_rows * self.loaded.geometry.token_bytes
+        self.headroom_bytes += packed.headroom_rows * self.loaded.geometry.token_bytes
         return Enqueued(packed, self.tables.upload(packed))
 
     def _admit_news(self) -> None:
@@ -345,7 +344,7 @@ class Engine:
             self.transport.revoke(context.number)
         else:
             self._prompt_read(context)
-        told = context.story.told(time.monotonic())
+        told = context.story.told(time.monotonic(), context.served.words(self.loaded.geometry.token_bytes))
         self._on_finished(Finished(context.request, tuple(answer.token_ids), reason, "", answer.text_chars, told))
 
     def _prompt_read(self, context: Context) -> None:
@@ -367,7 +366,7 @@ class Engine:
             transport.book.began - transport.book.retired, len(scheduler.running), len(scheduler.waiting),
             tuple(scheduler.waits.copy().items()), self.hit_bytes, pool.capacity - pool.free, pool.free,
             tuple((reason.value, pages) for reason, pages in pool.moved.copy().items()),
-            self.turns.predicted_s, self.turns.measured_s,
+            self.turns.predicted_s, self.turns.measured_s, self.headroom_bytes, *self.headroom.figures(),
         )  # fmt: skip
 
     # -- start and end --------------------------------------------------------------------------------------------
@@ -376,12 +375,6 @@ class Engine:
         if self.host is None:
             return ResidentRoute(self.device, self.pool, addresses)
         return StagedRoute(self.transport, self.host, self.pool, addresses, self.fit, self._next_step)
-
-    def _make_retention(self) -> Retention | None:
-        if not self.fit.slot_rows or not self.fit.pages:
-            return None
-        pool = PagePool(self.fit.pages, self.settings.target_pages, self.settings.burst_pages)
-        return Retention(pool, self.fit.page_rows)
 
     def check(self) -> None:
         """Raise unless all books agree."""
@@ -394,6 +387,7 @@ class Engine:
             self._stack.close()
             self._closed = self.transport.quarantine("the engine ends", self._consumer.abort)
             if self._closed.proved:
+                self.headroom.close()
                 self.tables.close()
                 if self.host is not None:
                     self.host.close()

@@ -31,8 +31,8 @@ class _Piece:
         return self.start + self.nbytes
 
 
-class _Mapped:
-    """Shows device-visible host memory to the framework."""
+class Mapped:
+    """Shows memory that the device sees, of any owner, to the framework: ``torch.as_tensor`` of it is an alias."""
 
     def __init__(self, pointer: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -100,7 +100,7 @@ class PinnedMemory:
         if piece is None:
             raise CopyRefusedError("only memory of allocate_host is mapped for the device")
         if piece.alias is None:
-            piece.alias = torch.as_tensor(_Mapped(piece.device_start, piece.nbytes), device=self._torch_device)
+            piece.alias = torch.as_tensor(Mapped(piece.device_start, piece.nbytes), device=self._torch_device)
             if piece.alias.data_ptr() != piece.device_start:
                 raise DeviceError("the framework copied mapped host memory instead of aliasing it")
         size = tensor.element_size()

@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from common.config import EngineSettings
 from common.errors import InvariantError
 from worker.engine.admission import Account, PagePool
+from worker.engine.fit import Fit
 
 Range = tuple[int, int]
 """First row and the row past the last, of a context's history."""
 Move = tuple[int, int, int]
 """First row of the history, first row in a layer's page rows, how many rows."""
+Loan = tuple[int, int, int, int]
+"""First row of the history, chunk of headroom, first row in a layer's rows of the chunk, how many rows (H2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,21 @@ class Placement:
     captures: tuple[Move, ...] = ()
     """Rows kept in pages once attention has run over the slot."""
     hit_rows: int = 0
-    """Rows of the history that were on the device: attended in place or materialised (H3)."""
+    """Rows of the history that were in the device pages: attended in place or materialised (H3)."""
+    borrowed: tuple[Loan, ...] = ()
+    """Rows materialised from headroom."""
+    lent: tuple[Loan, ...] = ()
+    """Rows kept in headroom once attention has run over the slot."""
+
+    @property
+    def link_rows(self) -> int:
+        """Rows that come over the link."""
+        return sum(end - start for start, end in self.copies)
+
+    @property
+    def borrowed_rows(self) -> int:
+        """Rows that were in headroom (H3)."""
+        return sum(count for _, _, _, count in self.borrowed)
 
 
 def streamed(rows: int) -> Placement:
@@ -156,7 +174,8 @@ class Retention:
         retained = self._moves(account, sorted(holding.captured))
         holding.captured.update(fresh)
         hit = sum(count for _, _, count in retained)
-        return Placement(None, _missing(start, retained), retained, self._moves(account, fresh), hit)
+        copies = missing((0, start), [(first, count) for first, _, count in retained])
+        return Placement(None, copies, retained, self._moves(account, fresh), hit)
 
     def _fill(self, holding: Holding, full: int, step: int) -> list[int]:
         """Take pages for the sink and the newest of ``full`` whole pages (A3); the indices to capture in this step."""
@@ -186,13 +205,20 @@ class Retention:
         return tuple(moves)
 
 
-def _missing(rows: int, retained: Sequence[Move]) -> tuple[Range, ...]:
-    """What of the first ``rows`` rows is not among ``retained``, ascending."""
-    missing, at = [], 0
-    for first, _, count in retained:
+def retention_of(fit: Fit, settings: EngineSettings) -> Retention | None:
+    """As the settings have it; None when nothing is retained, or everything."""
+    if not fit.slot_rows or not fit.pages:
+        return None
+    return Retention(PagePool(fit.pages, settings.target_pages, settings.burst_pages), fit.page_rows)
+
+
+def missing(rows: Range, there: Sequence[tuple[int, int]]) -> tuple[Range, ...]:
+    """What of ``rows`` is not ``there``, pieces of (first row, how many) ascending."""
+    found, (at, end) = [], rows
+    for first, count in there:
         if first > at:
-            missing.append((at, first))
+            found.append((at, first))
         at = first + count
-    if at < rows:
-        missing.append((at, rows))
-    return tuple(missing)
+    if at < end:
+        found.append((at, end))
+    return tuple(found)

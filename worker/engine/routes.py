@@ -4,7 +4,7 @@ Both append this step's rows and make the same attention call over the arena; th
 alone (H4). The staged route follows a step in design order: wait for the copies, append, attend, keep whole pages,
 consumer event, write back the changed rows, seal, and begin the copies of the next layer but one, across the step's
 end. A context that is retained in place has nothing to copy; of one retained in part, pages are materialised beside the
-copy of the rest (H1). Order is the transport's.
+copy of the rest (H1), and so are those that lie in headroom (H2). Order is the transport's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import torch
 from common.errors import InvariantError
 from worker.engine.addresses import Addresses, LayerAddress
 from worker.engine.device import Device, QueueName, Work
-from worker.engine.device_pool import DevicePool
+from worker.engine.device_pool import DevicePool, Rows
 from worker.engine.fit import SLOTS, Fit
+from worker.engine.headroom_memory import HeadroomMemory
 from worker.engine.host_pool import HostPool
 from worker.engine.kernels import attend
 from worker.engine.leases import Lease
@@ -118,6 +119,23 @@ def _whole(run: HistoryRun) -> slice:
     return slice(run.first, run.first + run.rows + run.added)
 
 
+Copied = tuple[Rows, int, Rows, int, int]
+"""Rows and the first of them to copy, rows and the first place there, how many."""
+NOTHING = Work(lambda: None)
+
+
+def _both(one: Work, other: Work) -> Work:
+    """One launch of two: the second after the first."""
+    if other is NOTHING:
+        return one
+
+    def both() -> None:
+        one.fn()
+        other.fn()
+
+    return Work(both, [*one.reads, *other.reads], [*one.writes, *other.writes])
+
+
 class ResidentRoute(Route):
     """``--residency full``: every context's history stays in a region of its own in each layer."""
 
@@ -149,6 +167,7 @@ class StagedRoute(Route):
         self._layers = len(host.layers)
         self._ahead = min(SLOTS, self._layers)
         self._leases: dict[tuple[int, int], Lease] = {}
+        self.headroom: HeadroomMemory | None = None
         self.row_bytes = 2 * pool.arena.key[:1].nbytes
 
     def prepare(self, packed: PackedStep) -> None:
@@ -172,7 +191,7 @@ class StagedRoute(Route):
         transport.before_attention(lease)
         out = self._call(live, where, query, key, value, scale)
         if packed.captures:
-            work = self._keep(packed, where)
+            work = _both(self._keep(packed, where), self._lend(packed, layer, where))
             self.device.launch(self._compute, work.fn, work.reads, work.writes, "keep whole pages")
         consumed = transport.attended(lease)
         work = self._write_back(live, layer, where)
@@ -204,7 +223,9 @@ class StagedRoute(Route):
             for start, end in run.placement.copies:
                 copies.append((arena.key[base + start : base + end], host.key[run.segment, start:end], owner))
                 copies.append((arena.value[base + start : base + end], host.value[run.segment, start:end], owner))
-        retained = self._materialise(packed, slot, pages) if packed.retained else None
+        retained = None
+        if packed.retained:
+            retained = _both(self._materialise(packed, slot, pages), self._borrow(packed, layer, slot, pages))
         lease = self._transport.stage(packed.step, layer, packed.contexts, copies, retained)
         self._leases[packed.step, layer] = lease
 
@@ -228,21 +249,54 @@ class StagedRoute(Route):
             ]
         )
 
+    def _borrow(self, packed: PackedStep, layer: int, slot: int, pages: int) -> Work:
+        """Pages in headroom to their places in the slot, or in a run that is being filled."""
+        arena, memory = self._arena, self.headroom
+        if memory is None:
+            return NOTHING
+        return self._copies(
+            [
+                (memory.rows(chunk, layer), place, arena, run.first + first + (pages if run.in_place else slot), rows)
+                for run in packed.runs
+                for first, chunk, place, rows in run.placement.borrowed
+            ]
+        )
+
+    def _lend(self, packed: PackedStep, layer: int, where: LayerAddress) -> Work:
+        """Pages from the slot to headroom, and those that leave a chunk which is given back."""
+        arena, memory = self._arena, self.headroom
+        if memory is None:
+            return NOTHING
+        moves = [
+            (arena, where.slot_first + run.first + first, memory.rows(chunk, layer), place, rows)
+            for run in packed.runs
+            for first, chunk, place, rows in run.placement.lent
+        ]
+        moves += [
+            (memory.rows(chunk, layer), row, memory.rows(target, layer), place, rows)
+            for chunk, row, target, place, rows in packed.plan.shifts
+        ]
+        return self._copies(moves)
+
     def _moves(self, moves: Sequence[tuple[int, int, int]]) -> Work:
         """Rows of the arena from one place in it to another, (from, to, how many) each."""
-        arena = self._arena
+        return self._copies([(self._arena, source, self._arena, target, rows) for source, target, rows in moves])
+
+    def _copies(self, moves: Sequence[Copied]) -> Work:
+        """Device to device, in order."""
+        pairs = [
+            (side[0][source : source + rows], side[1][target : target + rows])
+            for old, source, new, target, rows in moves
+            for side in ((old.key, new.key), (old.value, new.value))
+        ]
 
         def move() -> None:
-            for source, target, rows in moves:
-                arena.key[target : target + rows].copy_(arena.key[source : source + rows])
-                arena.value[target : target + rows].copy_(arena.value[source : source + rows])
+            for source, target in pairs:
+                target.copy_(source)
 
         if not self._checked:
             return Work(move)
-        sides = (arena.key, arena.value)
-        reads = [side[source : source + rows] for source, _, rows in moves for side in sides]
-        writes = [side[target : target + rows] for _, target, rows in moves for side in sides]
-        return Work(move, reads, writes)
+        return Work(move, [source for source, _ in pairs], [target for _, target in pairs])
 
     def _write_back(self, live: LiveStep, layer: int, where: LayerAddress) -> Work:
         """One gather from the arena and one scatter into the mapped host rows, K and V each."""

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Protocol
 
 from common.errors import InvariantError
 from worker.engine.fit import Fit, rounded_up
+from worker.engine.headroom import Headroom, Shift
 from worker.engine.page_leases import HostPage
 from worker.engine.quantum import Quantum
-from worker.engine.retention import Placement, Retention
+from worker.engine.retention import Placement, Retention, streamed
 from worker.engine.segments import SegmentBook
-from worker.engine.story import Story, moves
+from worker.engine.served import Served
+from worker.engine.story import Story, fresh, moves
 from worker.engine.turns import Decoding
 from worker.structures import Request
 
@@ -46,6 +47,8 @@ class Context:
     waits: str = ""
     """Why it is not admitted, with numbers; empty once it is."""
     story: Story = field(default_factory=Story)
+    served: Served = field(default_factory=Served)
+    """Where its history came from so far (H3)."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -109,6 +112,8 @@ class StepPlan:
     """Where the history of each share's context is; empty when nothing is retained."""
     arrivals: tuple[Arrival, ...] = ()
     """Contexts that do not run in this step and are brought in beside it (H6)."""
+    shifts: tuple[Shift, ...] = ()
+    """Pages that move within headroom, after attention (H2)."""
 
     @property
     def rows(self) -> int:
@@ -131,6 +136,7 @@ class Scheduler:
         self.segments = segments
         self.retention = retention
         self.turns = turns
+        self.headroom = Headroom(fit.page_rows, 0)
         self.waiting: deque[Context] = deque()
         self.running: list[Context] = []
         self._numbers = 0
@@ -139,8 +145,8 @@ class Scheduler:
         self.waits: Counter[str] = Counter()
         """Steps planned while the head of the queue waited, by reason."""
         self._step, self._now = -1, 0.0
-        self._told = 0
-        """Decisions of the page pool up to this one are in the stories."""
+        self._told = [0, 0]
+        """Decisions of the page pool, and of headroom, up to these are in the stories."""
 
     @property
     def idle(self) -> bool:
@@ -166,6 +172,7 @@ class Scheduler:
         """A step's work is over on the device, its leases are retired: ended contexts give their segments back."""
         if self.retention is not None:
             self.retention.pool.landed(plan.step)
+        self.headroom.landed(plan.step)
         for share in plan.shares:
             share.context.in_flight -= 1
             if share.context.in_flight < 0:
@@ -182,6 +189,7 @@ class Scheduler:
                 context.page = None
                 if self.retention is not None:
                     self.retention.leave(context.number, step)
+                self.headroom.leave(context.number, step)
             else:
                 left.append(context)
         self.running = left
@@ -210,7 +218,7 @@ class Scheduler:
         placements = self._place(shares, step)
         arrivals = self._arrivals(quantum, step)
         self._tell_moves()
-        return StepPlan(step, tuple(shares), placements, arrivals), admitted
+        return StepPlan(step, tuple(shares), placements, arrivals, self.headroom.shifts(step)), admitted
 
     def _turn(self, decoding: list[Context], step: int) -> tuple[list[Context], Quantum | None]:
         """Those whose turn it is (H6); the others are parked."""
@@ -224,13 +232,13 @@ class Scheduler:
         for one in decoding if runs is not None else ():
             if one not in chosen:
                 self._note(one, f"waited for its turn: {len(chosen)} of {len(decoding)} requests decode in this one")
-        if self.retention is None:
-            return chosen, quantum
         if runs is not None:
             coming = runs.union(quantum.following) if quantum is not None else runs
             for one in decoding:
                 if one.number not in coming:
-                    self.retention.park(one.number)
+                    self.headroom.park(one.number)
+                    if self.retention is not None:
+                        self.retention.park(one.number)
         return [one for one in chosen if self._brought_in(one, step)], quantum
 
     def _brought_in(self, context: Context, step: int) -> bool:
@@ -238,6 +246,8 @@ class Scheduler:
         if reason is not None:
             self.waits["turn"] += 1
             self._note(context, f"waited for its turn: {reason}")
+        else:
+            self.headroom.bring_in(context.number)
         context.waits = reason or ""
         return reason is None
 
@@ -254,36 +264,46 @@ class Scheduler:
             placement = self.retention.arrive(context.number, context.rows, left, step)
             if placement is not None:
                 found.append(Arrival(context.number, context.page, placement))
-                left -= placement.copies[0][1] - placement.copies[0][0]
+                context.served.add(placement)
+                left -= placement.link_rows
         return tuple(found)
 
     def _place(self, shares: list[Share], step: int) -> tuple[Placement, ...]:
-        if self.retention is None:
+        if not self._fit.slot_rows:
             return ()
-        place = self.retention.place
-        return tuple(place(share.context.number, share.start, share.rows, step) for share in shares)
+        return tuple(self._placed(share.context, share.start, share.rows, step) for share in shares)
+
+    def _placed(self, context: Context, start: int, rows: int, step: int) -> Placement:
+        """Where its history is: in its pages (H1), in headroom (H2), the rest on the host."""
+        found = streamed(start)
+        if self.retention is not None:
+            found = self.retention.place(context.number, start, rows, step)
+        found = self.headroom.place(context.number, found, start, rows, step)
+        context.served.add(found)
+        return found
 
     def _note(self, context: Context, words: str) -> None:
         context.story.add(self._step, self._now, words)
 
     def _tell_moves(self) -> None:
-        """What the page pool decided since the last time, to the stories of those it concerns."""
-        pool = None if self.retention is None else self.retention.pool
-        if pool is None or pool.sequence == self._told:
-            return
+        """What the page pool and headroom decided since the last time, to the stories of those it concerns."""
         running = {context.number: context for context in self.running}
-        fresh = list(takewhile(lambda decision: decision.sequence >= self._told, reversed(pool.records)))
-        for decision in reversed(fresh):
-            for number, words in moves(decision):
-                if number in running:
-                    running[number].story.add(decision.step, self._now, words, len(decision.pages))
-        self._told = pool.sequence
+        pool = None if self.retention is None else self.retention.pool
+        for at, books in enumerate((pool, self.headroom)):
+            if books is None or books.sequence == self._told[at]:
+                continue
+            for decision in fresh(books.records, self._told[at]):
+                for number, words in moves(decision):
+                    if number in running:
+                        running[number].story.add(decision.step, self._now, words, len(decision.pages))
+            self._told[at] = books.sequence
 
     def check(self) -> None:
         """Raise unless contexts and segments agree."""
         self.segments.check()
         if self.retention is not None:
             self.retention.check()
+        self.headroom.check()
         if len({context.number for context in self.running}) != len(self.running):
             raise InvariantError("a context runs twice")
         if self.segments.held != len(self.running) or any(context.page is None for context in self.running):

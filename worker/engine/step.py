@@ -63,9 +63,9 @@ class PackedStep:
     """How far each context's rows reach after this step, (context, rows): what its leases are sealed with (L3)."""
 
     retained: bool = False
-    """Whether any context has pages to be materialised."""
+    """Whether any context has pages, of the device or of headroom, to be materialised."""
     captures: bool = False
-    """Whether any context's pages are kept after attention."""
+    """Whether any context's pages are kept, or moved within headroom, after attention."""
 
     @property
     def step(self) -> int:
@@ -84,12 +84,22 @@ class PackedStep:
     @property
     def staged_rows(self) -> int:
         """Rows of history a layer needs from the host."""
-        return sum(end - start for run in self.runs for start, end in run.placement.copies)
+        return sum(run.placement.link_rows for run in self.runs)
 
     @property
     def hit_rows(self) -> int:
-        """Rows of history a layer finds on the device (H3)."""
+        """Rows of history a layer finds in the device pages (H1, H3)."""
         return sum(run.placement.hit_rows for run in self.runs)
+
+    @property
+    def device_rows(self) -> int:
+        """Rows of history a layer needs no link for."""
+        return self.hit_rows + self.headroom_rows
+
+    @property
+    def headroom_rows(self) -> int:
+        """Rows of history a layer finds in headroom (H2, H3)."""
+        return sum(run.placement.borrowed_rows for run in self.runs)
 
 
 def _starts(plan: StepPlan, fit: Fit) -> tuple[tuple[Placement, ...], Longs]:
@@ -172,6 +182,6 @@ def pack(plan: StepPlan, fit: Fit) -> PackedStep:
         longest_query=int(added.max()),
         longest_history=int(lengths.max()),
         tail=tuple((share.context.number, share.start + share.rows) for share in shares),
-        retained=any(placement.retained for placement in placements),
-        captures=any(placement.captures for placement in placements),
+        retained=any(placement.retained or placement.borrowed for placement in placements),
+        captures=bool(plan.shifts) or any(placement.captures or placement.lent for placement in placements),
     )

@@ -7,8 +7,9 @@ from the request's arrival and are arguments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from common.limits import NOTE_MAX_CHARS, NOTES_MAX_COUNT
 from worker.engine.admission import Decision
@@ -56,12 +57,19 @@ class Story:
             self._notes.append(Noted(0.0, self.since, step - 1, "waited behind other requests"))
         self._reached = True
 
-    def told(self, now: float) -> str:
-        """All of it, one note a line, at the request's end."""
+    def told(self, now: float, served: str = "") -> str:
+        """All of it, one note a line, at the request's end; ``served`` says where its history came from."""
         lines = [one.text() for one in self._notes]
         if self._left_out:
             lines.append(f"{self._left_out} later notes left out")
+        if served:
+            lines.append(served)
         return "\n".join([*lines, f"{now - self.arrived:.2f} s: ended"])
+
+
+def fresh(records: Sequence[Decision], told: int) -> list[Decision]:
+    """The decisions from number ``told`` on."""
+    return list(takewhile(lambda decision: decision.sequence >= told, reversed(records)))[::-1]
 
 
 def moves(decision: Decision) -> Iterator[tuple[int, str]]:

@@ -38,6 +38,8 @@ class Turns:
     def __init__(self, rates: Rates, pool_bytes: int, token_bytes: int) -> None:
         self.rates = rates
         self._pool_bytes = pool_bytes
+        self.headroom_bytes = 0
+        """Of headroom, as it stands: it serves history as pages do, at the memory's rate (H2)."""
         self._token_bytes = token_bytes
         self._quantum: Quantum | None = None
         self._among: frozenset[int] = frozenset()
@@ -50,7 +52,7 @@ class Turns:
     def decide(self, step: int, decoding: Sequence[Decoding]) -> Quantum | None:
         """Who decodes in ``step``; None for all of them."""
         among = frozenset(one.number for one in decoding)
-        if sum(one.rows for one in decoding) * self._token_bytes <= self._pool_bytes or len(among) < 2:
+        if sum(one.rows for one in decoding) * self._token_bytes <= self._held_bytes or len(among) < 2:
             self._quantum = None
             return None
         if self._quantum is None or step >= self._until or among != self._among:
@@ -70,6 +72,10 @@ class Turns:
         self.measured_s += measured_s
         self.rates = self.rates.learned(staged, hit, measured_s)
 
+    @property
+    def _held_bytes(self) -> int:
+        return self._pool_bytes + self.headroom_bytes
+
     def _plan(self, step: int, decoding: Sequence[Decoding], among: frozenset[int]) -> None:
         self._ran = {number: at for number, at in self._ran.items() if number in among}
         candidates = [
@@ -81,6 +87,6 @@ class Turns:
             )
             for one in decoding
         ]
-        self._quantum = plan(self.rates, self._pool_bytes, candidates)
+        self._quantum = plan(self.rates, self._held_bytes, candidates)
         self._among, self._until = among, step + self._quantum.steps
         self.records.append(Planned(step, tuple(sorted(among)), self._quantum))

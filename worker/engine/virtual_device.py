@@ -24,6 +24,7 @@ from common.limits import EVENTS_COUNT
 from worker.engine.device import (
     ComputeSynchroniseError,
     CopyRefusedError,
+    DeviceError,
     Event,
     Queue,
     QueueName,
@@ -31,7 +32,7 @@ from worker.engine.device import (
     TeardownError,
 )
 from worker.engine.event_pool import EventPool
-from worker.engine.footprint import host_bytes, ranges_of, returned_tensors
+from worker.engine.footprint import available_bytes, host_bytes, ranges_of, returned_tensors
 from worker.engine.lanes import Lane, Mark, Operation, RawEvent, Scheduler, Temperament
 from worker.engine.shadow import ClockCheck, Ranges, overlap
 
@@ -68,6 +69,8 @@ class VirtualDevice:
         self._clocks = None if self.eager or not check_clocks else ClockCheck(lanes, self._race)
         self._teardown: str | None = None
         self._uncertain: str | None = None
+        self.spare_bytes: int | None = None
+        """What ``free_bytes`` starts from, for tests of memory pressure; None for what the machine has."""
 
     # -- ordering -------------------------------------------------------------------------------------------------
     def adopt(self) -> None:
@@ -211,6 +214,29 @@ class VirtualDevice:
         raw = torch.from_numpy(np.zeros(nbytes + ALIGN_BYTES, np.uint8))
         start = -raw.data_ptr() % ALIGN_BYTES
         return raw[start : start + nbytes].view(dtype).view(tuple(shape))
+
+    def free_bytes(self) -> int:
+        """What the machine has available, or ``spare_bytes``, which chunks are taken from."""
+        return available_bytes() if self.spare_bytes is None else self.spare_bytes
+
+    def allocate_chunk(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory that costs nothing until it is touched."""
+        chunk = self.allocate_device(shape, dtype)
+        if self.spare_bytes is not None:
+            if chunk.nbytes > self.spare_bytes:
+                raise DeviceError(f"{self.name} has no room for {chunk.nbytes} bytes")
+            self.spare_bytes -= chunk.nbytes
+        return chunk
+
+    def free_chunk(self, tensor: torch.Tensor) -> None:
+        """The interpreter frees it with its last reference. Whoever still reads it meets a race, or wrong bytes."""
+        if self._uncertain is not None:
+            raise TeardownError(f"device memory is not freed: {self._uncertain}")
+        self.host_write(tensor, "chunk given back")
+        if not self.eager:
+            tensor.view(torch.uint8).fill_(0xFF)
+        if self.spare_bytes is not None:
+            self.spare_bytes += tensor.nbytes
 
     def host_rows(self, tensor: torch.Tensor) -> torch.Tensor:
         """Itself: host and device are one."""

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from broker import run as module
 from broker.children import Children
@@ -168,3 +170,31 @@ def test_an_empty_file_is_refused(plan: Plan, started: list[str]) -> None:
     with pytest.raises(RefusedError, match="empty_file"):
         run(plan, bar())
     assert started == []
+
+
+def test_what_is_kept_on_the_device_is_asked_for_as_of_a_worker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """``haulier run --retain ... --headroom-gib ...``: the engine settings of its workers, by flag or by variable."""
+    plans: list[Plan] = []
+
+    def refuse(plan: Plan, bar: Any) -> None:
+        plans.append(plan)
+        raise RefusedError("seen")
+
+    monkeypatch.setattr(module, "run", refuse)
+    app = typer.Typer()
+    app.command("run")(module.run_command)
+    flags = {
+        "--retain": "off", "--target-pages": "4", "--burst-pages": "2", "--headroom-gib": "auto",
+        "--headroom-reserve-gib": "3.5",
+    }  # fmt: skip
+    arguments = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", "m"]
+    CliRunner().invoke(app, [*arguments, *(part for pair in flags.items() for part in pair)])
+    CliRunner().invoke(
+        app, arguments, env={f"HAULIER_{name[2:].upper().replace('-', '_')}": flags[name] for name in flags}
+    )
+    wanted = EngineSettings(
+        "m", retain="off", target_pages=4, burst_pages=2, headroom_gib="auto", headroom_reserve_gib=3.5
+    )
+    assert [plan.engine for plan in plans] == [wanted, wanted]

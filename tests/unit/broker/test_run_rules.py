@@ -79,10 +79,14 @@ def test_settings_are_handed_down_as_flags_and_defaults_are_not() -> None:
     plain = run_rules.worker_arguments("tcp://x:1", "s", "k", EngineSettings("m"), False)
     assert plain == ["--broker", "tcp://x:1", "--state", "s", "--keys", "k", "--model", "m"]
     changed = EngineSettings("m", "cuda:1", 2, 1.5, 4, 31744, "shrink", slot_gib=0.25, dtype="bfloat16")
+    changed = dataclasses.replace(changed, retain="off", target_pages=4, burst_pages=2, headroom_gib="auto")
+    changed = dataclasses.replace(changed, headroom_reserve_gib=3.5)
     more = run_rules.worker_arguments("tcp://x:1", "s", "k", changed, True)[len(plain) :]
     assert more == [
         "--device", "cuda:1", "--device-pages-gib", "2", "--host-pool-gib", "1.5", "--concurrency", "4",
-        "--context-tokens", "31744", "--fit", "shrink", "--slot-gib", "0.25", "--dtype", "bfloat16", "--echo",
+        "--context-tokens", "31744", "--fit", "shrink", "--slot-gib", "0.25", "--dtype", "bfloat16",
+        "--retain", "off", "--target-pages", "4", "--burst-pages", "2", "--headroom-gib", "auto",
+        "--headroom-reserve-gib", "3.5", "--echo",
     ]  # fmt: skip
 
 

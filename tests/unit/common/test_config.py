@@ -126,6 +126,11 @@ def test_an_open_broker_on_loopback_is_fine(bind: str) -> None:
         ("host_pool_gib", float("nan"), "--host-pool-gib"),
         ("device_pages_gib", 10**12, "--device-pages-gib"),
         ("dtype", "float8", "--dtype"),
+        ("headroom_gib", "some", "--headroom-gib"),
+        ("headroom_gib", "-1", "--headroom-gib"),
+        ("headroom_gib", "1.5", "--headroom-gib"),
+        ("headroom_reserve_gib", -1.0, "--headroom-reserve-gib"),
+        ("headroom_reserve_gib", float("nan"), "--headroom-reserve-gib"),
     ],
 )
 def test_each_engine_setting_names_its_flag(field: str, value: Any, flag: str) -> None:

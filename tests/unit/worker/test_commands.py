@@ -44,7 +44,7 @@ def test_flags_and_environment_say_the_same(app: typer.Typer, served: list[Worke
         "--host-pool-gib": "2.5", "--concurrency": "5", "--context-tokens": "99", "--fit": "shrink",
         "--residency": "full", "--page-tokens": "16", "--chunk-tokens": "64", "--slot-gib": "0.5",
         "--dtype": "float32",
-        "--retain": "off", "--target-pages": "4", "--burst-pages": "2",
+        "--retain": "off", "--target-pages": "4", "--burst-pages": "2", "--headroom-reserve-gib": "3.5",
         "--ring-mib": "2", "--metrics-port": "9", "--echo-delay-ms": "7",
     }  # fmt: skip
     arguments = [part for pair in flags.items() for part in pair]
@@ -55,6 +55,7 @@ def test_flags_and_environment_say_the_same(app: typer.Typer, served: list[Worke
     assert served[0] == served[1]
     assert served[0].brokers == ("tcp://a:1", "tcp://b:2")
     engine = served[0].engine
+    assert (engine.retain, engine.headroom_gib, engine.headroom_reserve_gib) == ("off", "0", 3.5)
     assert (engine.device, engine.device_pages_gib, engine.slot_gib, engine.residency) == ("cuda:1", 3, 0.5, "full")
 
 

@@ -71,8 +71,9 @@ def test_the_engines_own_figures_are_metrics(table: Table) -> None:
     engine = table.built.engine
     engine.step_seconds.extend([0.004, 0.02])
     engine.figures = lambda: EngineFigures(  # type: ignore[method-assign]
-        5, 7, 1_000, 10, 3, 2, 4, 6, (("segments", 9),), 70, 6, 2, (("free page", 5),), 1.5, 1.25
-    )
+        5, 7, 1_000, 10, 3, 2, 4, 6, (("segments", 9),), 70, 6, 2, (("free page", 5),), 1.5, 1.25,
+        90, 30, 100, (("page kept in headroom", 8),),
+    )  # fmt: skip
     for now in (100.0, 100.0 + LOOK_EVERY_S):
         table.figures.look(table.built, now)
     found = [
@@ -86,6 +87,9 @@ def test_the_engines_own_figures_are_metrics(table: Table) -> None:
     assert table.value("decode_seconds_total", which="predicted") == 1.5
     assert table.value("decode_seconds_total", which="measured") == 1.25
     assert table.value("retained_hit_bytes_total") == 70
+    assert table.value("headroom_hit_bytes_total") == 90
+    assert (table.value("headroom_bytes", state="held"), table.value("headroom_bytes", state="free")) == (30, 70)
+    assert table.value("headroom_pages_moved_total", reason="page kept in headroom") == 8
     assert (table.value("device_pages", state="held"), table.value("device_pages", state="free")) == (6, 2)
     assert table.value("device_pages_moved_total", reason="free page") == 5
 

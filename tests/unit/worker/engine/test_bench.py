@@ -6,6 +6,7 @@ import pytest
 
 from common.errors import UsageError
 from worker.engine.bench import TAIL_STEPS, WARM_STEPS, BenchSettings, bench
+from worker.engine.bench_series import series
 
 
 @pytest.mark.parametrize("fill", ["prefill", "random"])
@@ -38,3 +39,26 @@ def test_what_is_retained_is_found_and_not_staged(retained: float) -> None:
     assert found["hit_gb_step"] > 0
     assert (found["staged_gb_step"] == 0) == (retained == 1.0)
     assert found["predicted_ms_step"] > 0
+
+
+def test_h1_and_h2_are_measured_alone_and_together() -> None:
+    """H3, in life: four series of the same decode: nothing kept, H1, H2, both. Bytes of each are never the other's,
+    what is not kept comes over the link, and every series has the reference's bits."""
+    settings = BenchSettings(
+        "tiny", contexts=2, length=512, steps=2, fill="random", page_tokens=8, retained=0.5, headroom_gib="1",
+        headroom_reserve_gib=0.0,
+    )  # fmt: skip
+    rows = {row["series"]: row for row in series(settings)}
+    assert list(rows) == ["streamed", "H1", "H2", "H1+H2"]
+    assert all(row["bitwise"] and row["resident_repeats"] for row in rows.values())
+    kept = {name: (row["hit_gb_step"] > 0, row["headroom_gb_step"] > 0) for name, row in rows.items()}
+    assert kept == {"streamed": (False, False), "H1": (True, False), "H2": (False, True), "H1+H2": (True, True)}
+    assert rows["streamed"]["staged_gb_step"] > rows["H1"]["staged_gb_step"] > rows["H1+H2"]["staged_gb_step"]
+
+
+@pytest.mark.parametrize("wrong", [{"retained": 0.0}, {"headroom_gib": "0"}])
+def test_a_series_of_nothing_is_refused(wrong: dict[str, object]) -> None:
+    """In life: --series without both settings to compare."""
+    asked = BenchSettings(**({"geometry": "tiny", "length": 8, "retained": 0.5, "headroom_gib": "1"} | wrong))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="--series"):
+        list(series(asked))

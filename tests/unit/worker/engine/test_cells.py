@@ -90,3 +90,8 @@ def test_a_route_that_was_not_taken_is_not_passed() -> None:
     assert replace(good, route="streamed", hit_bytes=0, staged_bytes=1000).passed
     assert not replace(good, route="retained in part").passed
     assert replace(good, route="retained in part", staged_bytes=10).passed
+    assert not replace(good, headroom_bytes=10).passed
+    assert not replace(good, route="headroom", headroom_bytes=10, staged_bytes=10).passed
+    assert replace(good, route="headroom", hit_bytes=0, headroom_bytes=10, staged_bytes=10).passed
+    assert not replace(good, route="H1+H2", staged_bytes=10).passed
+    assert replace(good, route="H1+H2", headroom_bytes=10, staged_bytes=10).passed

@@ -1,0 +1,49 @@
+"""values: options of an engine that several commands have: what is kept on the device beside staging (H1, H2).
+
+``haulier worker`` and ``haulier run`` declare their parameters with these; defaults are those of ``EngineSettings``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from common.config import EngineSettings
+
+DEFAULTS = EngineSettings(model="any")
+
+Retain = Annotated[
+    str,
+    typer.Option(
+        "--retain", envvar="HAULIER_RETAIN", help="on keeps history in device pages that the slots leave, or off."
+    ),
+]
+TargetPages = Annotated[
+    int,
+    typer.Option(
+        "--target-pages", envvar="HAULIER_TARGET_PAGES", help="Device pages of a request by right; 0: equal shares."
+    ),
+]
+BurstPages = Annotated[
+    int,
+    typer.Option(
+        "--burst-pages", envvar="HAULIER_BURST_PAGES", help="Pages it may borrow while free; 0: whatever is free."
+    ),
+]
+HeadroomGib = Annotated[
+    str,
+    typer.Option(
+        "--headroom-gib",
+        envvar="HAULIER_HEADROOM_GIB",
+        help="Free device memory that keeps history until it is needed: whole GiB at most, auto, or 0 for none.",
+    ),
+]
+HeadroomReserveGib = Annotated[
+    float,
+    typer.Option(
+        "--headroom-reserve-gib",
+        envvar="HAULIER_HEADROOM_RESERVE_GIB",
+        help="Device memory that headroom leaves free, GiB.",
+    ),
+]
