@@ -36,6 +36,14 @@ class TokenizeJob(NamedTuple):
     body: bytes
 
 
+class SharedPrefix(NamedTuple):
+    """The first ``tokens`` of a prompt, which other requests of its job begin with too (H5): whole pages, fewer than
+    the prompt. ``key`` stands for the job and these very token ids."""
+
+    key: str
+    tokens: int
+
+
 class Request(NamedTuple):
     """A line the engine can run; its token ids travel in the ring beside it."""
 
@@ -45,6 +53,7 @@ class Request(NamedTuple):
     """The name to repeat in the answer."""
     prompt_tokens: int
     sampling: Sampling
+    shared: SharedPrefix | None = None
 
 
 class Prepared(NamedTuple):
@@ -115,3 +124,9 @@ class EngineFigures:
     predicted_s: float = 0.0
     measured_s: float = 0.0
     """Seconds of the decode steps so far, side by side."""
+    shared_histories: int = 0
+    """Histories that several requests share, held now; of them some may wait for their next request (H5)."""
+    sharing: int = 0
+    """Running requests that share one."""
+    spared_bytes: int = 0
+    """History that steps read without staging it, or holding it, once more for each request."""

@@ -368,9 +368,9 @@ FAILURES = [
     _engine(
         "L4",
         "a step has a deadline",
-        "engine",
+        "landing",
         "if time.monotonic() - since > STEP_DEADLINE_S:",
-        "if time.monotonic() - since > 20:\n                raise DeviceError('late')\n            if False:",
+        "if time.monotonic() - since > 20:\n            raise DeviceError('late')\n        if False:",
         "engine_failures",
     ),
     _engine(

@@ -21,6 +21,7 @@ from common.config import GIB, EngineSettings
 from common.errors import InvariantError, UsageError
 from worker.engine.admission import PagePool
 from worker.engine.cells import CONTEXT_PAGES, ROUTES, Row, table
+from worker.engine.contexts import StepPlan
 from worker.engine.device import Device, QueueName
 from worker.engine.device_pool import Rows
 from worker.engine.fit import rounded_up
@@ -29,7 +30,6 @@ from worker.engine.local import LocalEngine
 from worker.engine.model import DTYPES, LoadedModel, from_config, shape_config
 from worker.engine.retention import Retention
 from worker.engine.runner import open_device
-from worker.engine.scheduler import StepPlan
 from worker.structures import Sampling
 
 WARM_STEPS = 4

@@ -18,11 +18,11 @@ import torch
 from common.config import GIB, EngineSettings
 from common.errors import InvariantError
 from worker.engine.admission import PagePool
+from worker.engine.contexts import StepPlan
 from worker.engine.geometry import Geometry
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel
 from worker.engine.retention import Retention
-from worker.engine.scheduler import StepPlan
 from worker.structures import Finished, Sampling
 
 COMPANIES = ("1 context", "4 equal", "8 mixed with churn")

@@ -37,8 +37,8 @@ def swapped_rows(route: StagedRoute) -> None:
         runs = list(packed.runs)
         if packed.step == 4 and layer == 0:
             runs[0], runs[1] = (
-                replace(runs[0], segment=runs[1].segment),
-                replace(runs[1], segment=runs[0].segment),
+                replace(runs[0], host_first=runs[1].host_first),
+                replace(runs[1], host_first=runs[0].host_first),
             )
         original(replace(packed, runs=tuple(runs)), layer)
 

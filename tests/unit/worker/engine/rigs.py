@@ -105,6 +105,7 @@ def at_rest(local: LocalEngine) -> None:
     """Nothing is held once nothing runs: segments, leases, events, ring entries, answers."""
     engine = local.engine
     engine.scheduler.reclaim(engine.steps)
+    engine.scheduler.shared.release(engine.scheduler.retention, engine.steps)
     engine.check()
     assert engine.scheduler.idle
     assert engine.scheduler.segments.held == 0

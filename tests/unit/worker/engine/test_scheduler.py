@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from common.errors import InvariantError
 from common.messages import LineRef
+from worker.engine.contexts import Context, StepPlan
 from worker.engine.fit import Fit
 from worker.engine.page_leases import PageLeases
-from worker.engine.scheduler import Context, Scheduler, StepPlan
+from worker.engine.scheduler import Scheduler
 from worker.engine.segments import SegmentBook
 from worker.structures import Request, Sampling
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from common.messages import LineRef
+from worker.engine.contexts import Context, Share, StepPlan
 from worker.engine.fit import Fit
 from worker.engine.page_leases import HostPage
-from worker.engine.scheduler import Context, Share, StepPlan
 from worker.engine.step import PackedStep, pack
 from worker.structures import Request, Sampling
 
@@ -31,7 +31,7 @@ def test_rows_in_a_slot_lie_back_to_back_in_whole_pages() -> None:
     assert step.longs["rows"].tolist() == [9, 16, 17, 18]
     assert step.longs["host_rows"].tolist() == [9, 36, 37, 38]
     assert step.longs["positions"].tolist() == [9, 4, 5, 6]
-    assert [(run.segment, run.first, run.rows, run.added) for run in step.runs] == [(0, 0, 9, 1), (2, 12, 4, 3)]
+    assert [(run.host_first, run.first, run.rows, run.added) for run in step.runs] == [(0, 0, 9, 1), (32, 12, 4, 3)]
     assert step.tail == ((1, 10), (2, 7))
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.unit.worker.engine import rigs
 from worker.engine.admission import Reason
+from worker.engine.contexts import StepPlan
 from worker.engine.lanes import Temperament
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel
 from worker.engine.quantum import Quantum, Rates
-from worker.engine.scheduler import StepPlan
 from worker.engine.turns import Decoding, Turns
 from worker.engine.virtual_device import VirtualDevice
 
