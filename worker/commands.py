@@ -99,6 +99,18 @@ def worker(
     burst_pages: int = typer.Option(
         0, "--burst-pages", envvar="HAULIER_BURST_PAGES", help="Pages it may borrow while free; 0: whatever is free."
     ),
+    own_tokens: int = typer.Option(
+        0,
+        "--own-tokens",
+        envvar="HAULIER_OWN_TOKENS",
+        help="Most tokens of its own (question, answer) of a request that shares a history; 0: room for a whole one.",
+    ),
+    shared_histories: int = typer.Option(
+        -1,
+        "--shared-histories",
+        envvar="HAULIER_SHARED_HISTORIES",
+        help="Histories that several requests share, held beside theirs; 0: none, -1: as many as fit.",
+    ),
     ring_mib: int = typer.Option(64, "--ring-mib", envvar="HAULIER_RING_MIB", help="Payload of the ring."),
     metrics_port: int = typer.Option(
         0, "--metrics-port", envvar="HAULIER_METRICS_PORT", help="Serve metrics there; 0 for no port."
@@ -121,7 +133,8 @@ def worker(
             model=model or ("echo" if echo else ""), device=device, device_pages_gib=device_pages_gib,
             host_pool_gib=host_pool_gib, concurrency=concurrency, context_tokens=context_tokens, fit=fit,
             residency=residency, page_tokens=page_tokens, chunk_tokens=chunk_tokens, slot_gib=slot_gib, dtype=dtype,
-            threads=threads, retain=retain, target_pages=target_pages, burst_pages=burst_pages,
+            threads=threads, retain=retain, target_pages=target_pages, burst_pages=burst_pages, own_tokens=own_tokens,
+            shared_histories=shared_histories,
         ),
         ring_mib=ring_mib,
         metrics_port=metrics_port,

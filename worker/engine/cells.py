@@ -23,7 +23,7 @@ from worker.engine.geometry import Geometry
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel
 from worker.engine.retention import Retention
-from worker.structures import Finished, Sampling
+from worker.structures import Finished, Sampling, SharedPrefix
 
 COMPANIES = ("1 context", "4 equal", "8 mixed with churn")
 LENGTHS = ("short", "page-aligned", "one past a page", "long")
@@ -32,6 +32,8 @@ ROUTES = ("streamed", "retained", "retained in part")
 CONCURRENCY = 4
 """Segments of the host pool: the eight contexts of the churn share them."""
 CONTEXT_PAGES, CHUNK_PAGES = 12, 2
+_DOCUMENT_SALT = 500
+"""Documents differ from every prompt."""
 ALONE_PAGES, PART_PAGES = 4, 10
 """Device pages of the route in part, for one context and for more: fewer than their long histories, no fewer than their
 floors, so that pages are taken, lost and kept."""
@@ -39,7 +41,8 @@ floors, so that pages are taken, lost and kept."""
 Prepare = Callable[[LocalEngine], None]
 """Sees an engine before its first step, or after its last one."""
 Step = tuple[tuple[tuple[int, int, int], ...], torch.Tensor]
-"""Which contexts computed which rows (number, first row, rows), and the logits."""
+"""Which contexts computed which rows (number, first row, rows), which histories were shared by whom (number, first of
+these contexts, how many), and the logits."""
 
 
 def _nothing(local: LocalEngine) -> None:
@@ -51,11 +54,31 @@ def _nothing(local: LocalEngine) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """``prompts`` of (length, sampling), published in batches before the steps in ``arrive``; cancels likewise."""
+    """``prompts`` of (length, sampling), published in batches before the steps in ``arrive``; cancels likewise.
+    ``shared``, for each prompt if there is any: which document it begins with and that one's tokens, or None; without
+    ``share`` the prompts are the same and nobody is told so (H5)."""
 
     prompts: tuple[tuple[int, Sampling], ...]
     arrive: dict[int, tuple[int, ...]]
     cancel: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    shared: tuple[tuple[int, int] | None, ...] = ()
+    share: bool = True
+
+    def prompt(self, number: int, vocabulary: int) -> list[int]:
+        """The token ids of one prompt."""
+        length, document = self.prompts[number][0], self._document(number)
+        if document is None:
+            return prompt(length, number, vocabulary)
+        which, tokens = document
+        return prompt(tokens, _DOCUMENT_SALT + which, vocabulary) + prompt(length - tokens, number, vocabulary)
+
+    def prefix(self, number: int) -> SharedPrefix | None:
+        """What it shares."""
+        document = self._document(number)
+        return None if document is None or not self.share else SharedPrefix(f"document {document}", document[1])
+
+    def _document(self, number: int) -> tuple[int, int] | None:
+        return self.shared[number] if self.shared else None
 
 
 def together(*lengths: int, tokens: int = 5, **sampling: Any) -> Scenario:
@@ -125,7 +148,9 @@ def play(
     steps: list[Step] = []
 
     def watch(plan: StepPlan, logits: torch.Tensor) -> None:
-        steps.append((tuple((s.context.number, s.start, s.rows) for s in plan.shares), logits.clone()))
+        own = tuple((s.context.number, s.start, s.rows) for s in plan.shares)
+        shared = tuple((one.history.number, one.first, one.count) for one in plan.joined)
+        steps.append((own + shared, logits.clone()))
 
     tokens = sum(length for length, _ in script.prompts)
     ring_bytes = 1 << max(20, math.ceil(math.log2(8 * tokens)))
@@ -149,10 +174,10 @@ def _turns(local: LocalEngine, script: Scenario, vocabulary: int) -> Iterator[in
     while worked or turn <= last:
         arriving = script.arrive.get(turn, ())
         if arriving:
-            chosen = [script.prompts[number] for number in arriving]
             local.submit(
-                [prompt(length, salt, vocabulary) for salt, (length, _) in zip(arriving, chosen, strict=True)],
-                [sampling for _, sampling in chosen],
+                [script.prompt(number, vocabulary) for number in arriving],
+                [script.prompts[number][1] for number in arriving],
+                [script.prefix(number) for number in arriving],
             )
         if turn in script.cancel:
             local.cancel(script.cancel[turn])

@@ -44,7 +44,7 @@ def test_flags_and_environment_say_the_same(app: typer.Typer, served: list[Worke
         "--host-pool-gib": "2.5", "--concurrency": "5", "--context-tokens": "99", "--fit": "shrink",
         "--residency": "full", "--page-tokens": "16", "--chunk-tokens": "64", "--slot-gib": "0.5",
         "--dtype": "float32",
-        "--retain": "off", "--target-pages": "4", "--burst-pages": "2",
+        "--retain": "off", "--target-pages": "4", "--burst-pages": "2", "--own-tokens": "48", "--shared-histories": "2",
         "--ring-mib": "2", "--metrics-port": "9", "--echo-delay-ms": "7",
     }  # fmt: skip
     arguments = [part for pair in flags.items() for part in pair]
