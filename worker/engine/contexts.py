@@ -55,6 +55,11 @@ class Context:
         return 0 if self.shared is None else self.shared.prompt_tokens
 
     @property
+    def base_number(self) -> int:
+        """The number of the history that it shares; -1 for none."""
+        return -1 if self.shared is None else self.shared.number
+
+    @property
     def own_rows(self) -> int:
         """Rows of its own segment planned so far."""
         return self.rows - self.base

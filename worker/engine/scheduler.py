@@ -162,7 +162,16 @@ class Scheduler:
             return decoding, None
         quantum = self.turns.decide(
             step,
-            [Decoding(one.number, one.own_rows, one.request.sampling.max_tokens - one.sampled) for one in decoding],
+            [
+                Decoding(
+                    one.number,
+                    one.own_rows,
+                    one.request.sampling.max_tokens - one.sampled,
+                    one.base_number,
+                    one.base,
+                )
+                for one in decoding
+            ],
         )
         runs = None if quantum is None else frozenset(quantum.runs)
         chosen = [one for one in decoding if runs is None or one.number in runs]
