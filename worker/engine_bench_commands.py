@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Streamed decode beside the link's floor measured in the same run, its device peak, and its bits.
 
-        With --cells: logits of every step against --residency full, 12 cells a route; exit 1 if any differs."""
+        With --cells: logits of every step against --residency full, 16 cells a route; exit 1 if any differs."""
         from common import log
         from worker.engine.bench import BenchSettings, bench
 

@@ -1,4 +1,5 @@
-"""shell: H4 as a table: companies of contexts by lengths, on each route, bit for bit against ``--residency full``.
+"""shell: H4 as a table: companies of contexts by lengths, with and without shared histories, on each route, bit for
+bit against ``--residency full``.
 
 A ``Scenario`` says which prompts arrive and which are cancelled before which step; ``play`` runs it on the calling
 thread and keeps each step's schedule and logits. A cell of a route is equal when every step has the schedule of the
@@ -25,18 +26,20 @@ from worker.engine.model import LoadedModel
 from worker.engine.retention import Retention
 from worker.structures import Finished, Sampling, SharedPrefix
 
-COMPANIES = ("1 context", "4 equal", "8 mixed with churn")
+COMPANIES = ("1 context", "4 equal", "8 mixed with churn", "8 on shared histories")
 LENGTHS = ("short", "page-aligned", "one past a page", "long")
 ROUTES = ("streamed", "retained", "retained in part")
 """Everything comes over the link; whole histories in place in device pages; some pages kept, the rest over the link."""
 CONCURRENCY = 4
-"""Segments of the host pool: the eight contexts of the churn share them."""
+"""Segments of the host pool: the eight contexts of the churn take them in turn."""
+SHARED_HISTORIES = 2
+"""Segments beside those: the last company's documents (H5)."""
 CONTEXT_PAGES, CHUNK_PAGES = 12, 2
 _DOCUMENT_SALT = 500
 """Documents differ from every prompt."""
-ALONE_PAGES, PART_PAGES = 4, 10
-"""Device pages of the route in part, for one context and for more: fewer than their long histories, no fewer than their
-floors, so that pages are taken, lost and kept."""
+ALONE_PAGES, PART_PAGES, SHARED_PART_PAGES = 4, 10, 14
+"""Device pages of the route in part, for one context, for more, and with shared histories: fewer than their long
+histories, no fewer than their floors, so that pages are taken, lost and kept."""
 
 Prepare = Callable[[LocalEngine], None]
 """Sees an engine before its first step, or after its last one."""
@@ -100,6 +103,8 @@ def scenario(company: str, length: str, page: int) -> Scenario:
         return together(rows, tokens=4)
     if company == COMPANIES[1]:
         return together(*[rows] * 4, tokens=4)
+    if company == COMPANIES[3]:
+        return _on_documents(length, page)
     most = tokens_of("long", page)
     around = [max(1, min(most, rows + shift)) for shift in (0, 1, -1, 0, page, -page, 2, 0)]
     answers = (1, 2, 8, 3, 5, 6, 4, 7)
@@ -108,6 +113,24 @@ def scenario(company: str, length: str, page: int) -> Scenario:
     cancel[8] = (*cancel.get(8, ()), 6)
     prompts = tuple((one, Sampling(tokens)) for one, tokens in zip(around, answers, strict=True))
     return Scenario(prompts, {0: (0, 1), 1: (2, 3, 4), 4: (5, 6), 6: (7,)}, cancel)
+
+
+def _on_documents(length: str, page: int) -> Scenario:
+    """Questions on two documents, and two contexts alone, come and go; own parts are unequal around the length's; the
+    one that brings the first document is cancelled while it decodes, one before it has a token."""
+    pages = (1, 2, 2, 9)[LENGTHS.index(length)]
+    first, second = (0, pages * page), (1, max(1, pages - 1) * page)
+    documents = (first, first, None, first, second, second, first, None)
+    own = (page - 1, page, page + 1, page)[LENGTHS.index(length)]
+    answers, shifts = (8, 2, 5, 3, 5, 4, 4, 6), (0, 0, 0, -1, 0, -1, -2, 1)
+    prompts = tuple(
+        ((document[1] if document else pages * page) + max(1, own + shift), Sampling(tokens))
+        for document, shift, tokens in zip(documents, shifts, answers, strict=True)
+    )
+    decodes = 4 + pages // CHUNK_PAGES
+    arrive = {0: (0, 1), 1: (2, 3, 4), 4: (5, 6), 6: (7,)}
+    cancel = {decodes: (0, 6)} if decodes == 8 else {decodes: (0,), 8: (6,)}
+    return Scenario(prompts, arrive, cancel, documents)
 
 
 def prompt(length: int, salt: int, vocabulary: int) -> list[int]:
@@ -232,7 +255,7 @@ class Cell:
 
 def cell_settings(geometry: Geometry, base: EngineSettings, route: str | None) -> EngineSettings:
     """Pools as large as the cells need, of the same size on every route; None is the reference."""
-    rows = CONCURRENCY * CONTEXT_PAGES * base.page_tokens
+    rows = (CONCURRENCY + SHARED_HISTORIES) * CONTEXT_PAGES * base.page_tokens
     pages_gib = math.ceil((2 * geometry.layers + 2) * rows * geometry.layer_token_bytes / GIB)
     return replace(
         base,
@@ -243,6 +266,7 @@ def cell_settings(geometry: Geometry, base: EngineSettings, route: str | None) -
         chunk_tokens=CHUNK_PAGES * base.page_tokens,
         residency="full" if route is None else "staged",
         retain="on" if route in ROUTES[1:] else "off",
+        shared_histories=SHARED_HISTORIES,
     )
 
 
@@ -250,7 +274,8 @@ def in_part(company: str, page: int) -> Prepare:
     """History is kept in few pages; nobody is parked, so that the schedule stays the reference's."""
 
     def prepare(local: LocalEngine) -> None:
-        pool = PagePool(ALONE_PAGES if company == COMPANIES[0] else PART_PAGES)
+        pages = {COMPANIES[0]: ALONE_PAGES, COMPANIES[3]: SHARED_PART_PAGES}.get(company, PART_PAGES)
+        pool = PagePool(pages)
         local.engine.scheduler.retention = Retention(pool, page)
         local.engine.scheduler.turns = None
 

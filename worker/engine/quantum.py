@@ -138,6 +138,8 @@ def ways(contexts: Sequence[Candidate], pool_bytes: int) -> list[tuple[str, Grou
     found: list[tuple[str, Groups]] = []
     if len(units) < len(ordered):
         found += [(f"{name}, by shared history", groups) for name, groups in _cut(units, pool_bytes)]
+        by_size = sorted(contexts, key=lambda one: (one.nbytes + one.shared_bytes, one.number))
+        found += _cut([(one,) for one in by_size], pool_bytes)
     found += _cut(ordered, pool_bytes)
     if len(ordered) > 1:
         found.append(("turns of 1 as they came", tuple((one,) for one in contexts)))
