@@ -40,13 +40,18 @@ def register(app: typer.Typer) -> None:
         cells: Annotated[
             bool, typer.Option("--cells", help="only the table of bits: contexts x lengths x routes")
         ] = False,
+        shared_tokens: Annotated[
+            int, typer.Option(min=0, help="measure --contexts questions of --length tokens on one document of so many")
+        ] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     ) -> None:
         """Streamed decode beside the link's floor measured in the same run, its device peak, and its bits.
 
+        With --shared-tokens: one question on a document of made-up rows, then all of them, which share it.
         With --cells: logits of every step against --residency full, 16 cells a route; exit 1 if any differs."""
         from common import log
         from worker.engine.bench import BenchSettings, bench
+        from worker.engine.shared_bench import shared_bench
 
         log.setup()
         if cells:
@@ -54,23 +59,22 @@ def register(app: typer.Typer) -> None:
             settings = BenchSettings(geometry, device=_device(device), dtype=dtype, page_tokens=page_tokens)
             _cells(settings, as_json)
             return
-        found = bench(
-            BenchSettings(
-                geometry=geometry,
-                contexts=contexts,
-                length=length,
-                steps=steps,
-                device=_device(device),
-                dtype=dtype,
-                fill=fill,
-                compare=compare,
-                chunk_tokens=chunk_tokens,
-                host_pool_gib=host_pool_gib,
-                device_pages_gib=device_pages_gib,
-                retained=retained,
-                page_tokens=page_tokens,
-            )
+        settings = BenchSettings(
+            geometry=geometry,
+            contexts=contexts,
+            length=length,
+            steps=steps,
+            device=_device(device),
+            dtype=dtype,
+            fill=fill,
+            compare=compare,
+            chunk_tokens=chunk_tokens,
+            host_pool_gib=host_pool_gib,
+            device_pages_gib=device_pages_gib,
+            retained=retained,
+            page_tokens=page_tokens,
         )
+        found = shared_bench(settings, shared_tokens) if shared_tokens else bench(settings)
         if as_json:
             typer.echo(json.dumps(found, indent=2))
             return

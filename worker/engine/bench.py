@@ -100,7 +100,7 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
     """Measure. Raises ``RefusedError`` when it does not fit, naming the setting."""
     device = open_device(settings.device)
     cuda = device.torch_device.type == "cuda"
-    dtype = _dtype(settings, device)
+    dtype = dtype_of(settings, device)
     context_tokens = settings.length + settings.answer_tokens
     config = shape_config(settings.geometry, context_tokens)
     before, source = _device_bytes(device)
@@ -143,7 +143,7 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
     }
     if settings.compare:
         figures |= _compare(loaded, settings, staged)
-    return figures | {"device": _device_name(device), "versions": _versions()}
+    return figures | {"device": device_name(device), "versions": versions()}
 
 
 def bit_table(settings: BenchSettings, told: Callable[[Row], None] = lambda row: None) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def bit_table(settings: BenchSettings, told: Callable[[Row], None] = lambda row:
     Of ``settings`` only geometry, device, dtype and page_tokens count. ``passed`` says whether every cell did.
     """
     device = open_device(settings.device)
-    dtype = _dtype(settings, device)
+    dtype = dtype_of(settings, device)
     context_tokens = CONTEXT_PAGES * settings.page_tokens
     config = shape_config(settings.geometry, context_tokens)
     loaded = from_config(config, device, dtype, context_tokens, settings.geometry)
@@ -160,7 +160,7 @@ def bit_table(settings: BenchSettings, told: Callable[[Row], None] = lambda row:
         model=settings.geometry, device=settings.device, page_tokens=settings.page_tokens, dtype=settings.dtype
     )
     began, rows = time.perf_counter(), []
-    for row in table(lambda: _again(loaded, settings), base):
+    for row in table(lambda: fresh_device(loaded, settings), base):
         told(row)
         rows.append(row)
     cells = [cell for row in rows for cell in row.cells]
@@ -175,12 +175,13 @@ def bit_table(settings: BenchSettings, told: Callable[[Row], None] = lambda row:
         "routes": {route: sum(cell.passed for cell in cells if cell.route == route) for route in ROUTES},
         "cells": [asdict(cell) | {"passed": cell.passed} for cell in cells],
         "seconds": round(time.perf_counter() - began, 2),
-        "device": _device_name(device),
-        "versions": _versions(),
+        "device": device_name(device),
+        "versions": versions(),
     }
 
 
-def _dtype(settings: BenchSettings, device: Device) -> torch.dtype:
+def dtype_of(settings: BenchSettings, device: Device) -> torch.dtype:
+    """As asked for; ``auto`` is bfloat16 on a GPU, float32 elsewhere."""
     if settings.dtype != "auto":
         return DTYPES[settings.dtype]
     return torch.bfloat16 if device.torch_device.type == "cuda" else torch.float32
@@ -188,7 +189,9 @@ def _dtype(settings: BenchSettings, device: Device) -> torch.dtype:
 
 def _compare(loaded: LoadedModel, settings: BenchSettings, staged: Run) -> dict[str, Any]:
     """Two runs of the reference: each against the other is the first control, then the staged one against it."""
-    reference = [_run(_again(loaded, settings), _engine_settings(settings, loaded, "full"), settings) for _ in range(2)]
+    reference = [
+        _run(fresh_device(loaded, settings), _engine_settings(settings, loaded, "full"), settings) for _ in range(2)
+    ]
     if not staged.logits or staged.logits.keys() != reference[0].logits.keys():
         raise InvariantError("the routes did not run the same schedule")
     return {
@@ -203,7 +206,7 @@ def _equal(one: Run, other: Run) -> bool:
     return one.tokens == other.tokens and all(torch.equal(one.logits[step], other.logits[step]) for step in one.logits)
 
 
-def _again(loaded: LoadedModel, settings: BenchSettings) -> LoadedModel:
+def fresh_device(loaded: LoadedModel, settings: BenchSettings) -> LoadedModel:
     """The same weights behind a fresh device: the last engine ended its own."""
     _trim(loaded.device)
     return replace(loaded, device=open_device(settings.device))
@@ -231,6 +234,7 @@ def _engine_settings(settings: BenchSettings, loaded: LoadedModel, residency: st
         chunk_tokens=settings.chunk_tokens,
         dtype=settings.dtype,
         retain="on" if settings.retained else "off",
+        shared_histories=0,
     )
 
 
@@ -250,9 +254,9 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
         pages = round(settings.retained * settings.contexts * engine.fit.context_rows / engine.fit.page_rows)
         engine.scheduler.retention = Retention(PagePool(pages), engine.fit.page_rows)
         engine.scheduler.turns = None
-    link = _link(engine) if engine.host is not None else 0.0
+    link = link_rate(engine) if engine.host is not None else 0.0
     if settings.fill == "random":
-        _fill(engine)
+        fill_histories(engine)
         engine.scheduler.filled = settings.length - 1
     local.submit(prompts, [Sampling(max_tokens=settings.answer_tokens)] * settings.contexts)
     begun = time.perf_counter()
@@ -272,7 +276,7 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     lifecycle_share, transport_share = _lifecycle(local)
     local.run()
     if engine.host is not None:
-        link = max(link, _link(engine))
+        link = max(link, link_rate(engine))
     tokens = {number: tuple(finished.token_ids) for number, finished in local.finished.items()}
     local.close()
     return Run(seconds, steps, hits, predicted, moved, link, prefilled - begun, logits, peak, tokens, lifecycle_share,
@@ -300,7 +304,7 @@ def _flat(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     return rows.key.flatten(0, -3), rows.value.flatten(0, -3)
 
 
-def _link(engine: Any) -> float:
+def link_rate(engine: Any) -> float:
     """Bytes a second from the host pool to a slot: every layer's K and V once, in pieces as large as a slot takes."""
     device: Device = engine.device
     queue = device.queue(QueueName.H2D)
@@ -318,7 +322,7 @@ def _link(engine: Any) -> float:
     return best
 
 
-def _fill(engine: Any) -> None:
+def fill_histories(engine: Any) -> None:
     """The same random rows in every layer's history, wherever it is kept."""
     device: Device = engine.device
     back = device.queue(QueueName.D2H)
@@ -367,13 +371,15 @@ def _driver_bytes(index: int) -> tuple[int, str]:
     return total - free, "cudaMemGetInfo"
 
 
-def _device_name(device: Device) -> str:
+def device_name(device: Device) -> str:
+    """What was measured on."""
     if device.torch_device.type == "cuda":
         return str(torch.cuda.get_device_name(device.torch_device))
     return f"{device.name} ({platform.machine()})"
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
+    """What was measured with."""
     found: dict[str, str | None] = {"python": platform.python_version(), "torch_cuda": torch.version.cuda}
     for name in ("haulier", "torch", "transformers"):
         try:

@@ -129,7 +129,7 @@ def _on_documents(length: str, page: int) -> Scenario:
     )
     decodes = 4 + pages // CHUNK_PAGES
     arrive = {0: (0, 1), 1: (2, 3, 4), 4: (5, 6), 6: (7,)}
-    cancel = {decodes: (0, 6)} if decodes == 8 else {decodes: (0,), 8: (6,)}
+    cancel: dict[int, tuple[int, ...]] = {decodes: (0, 6)} if decodes == 8 else {decodes: (0,), 8: (6,)}
     return Scenario(prompts, arrive, cancel, documents)
 
 
