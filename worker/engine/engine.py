@@ -116,7 +116,7 @@ class Engine:
         self._stack = ExitStack()
         self._stack.enter_context(registered(loaded.module))
         with device.running(), torch.no_grad():
-            warm_up(loaded, self.pool.slots or self.pool.layers)
+            warm_up(loaded, self.pool.slots or self.pool.layers, shared=self.fit.longs > 0)
 
     # -- the flow -------------------------------------------------------------------------------------------------
     def run(self, stop: Stop) -> None:

@@ -223,7 +223,7 @@ def test_the_books_find_a_member_too_many() -> None:
     pages=st.sampled_from([0, 0, 6, 40]),
     target=st.sampled_from([0, 2, 5]),
 )
-def test_any_life_keeps_the_books_and_ends(
+def test_any_life_of_shared_histories_ends_with_all_given_back(
     data: st.DataObject, concurrency: int, longs: int, short: int, chunk: int, slot: int, pages: int, target: int
 ) -> None:
     """Random arrivals on three documents and none, cancels at every point, landings one late, documents cached and let
