@@ -73,7 +73,7 @@ def test_many_questions_on_one_document_fit_where_its_history_fits() -> None:
     assert (found.segment_first(0), found.segment_first(127)) == (0, 127 * 320)
     assert (found.segment_first(128), found.segment_first(129)) == (128 * 320, found.rows)
     assert any("whole histories, shared or of one request alone" in line and "= 1" in line for line in found.formula)
-    with pytest.raises(RefusedError, match="--host-pool-gib 10.6 holds 1 histories"):
+    with pytest.raises(RefusedError, match=r"--host-pool-gib 10\.6 holds 1 histories"):
         fit(D16, settings(host_pool_gib=10.6, **wanted))
 
 

@@ -74,8 +74,8 @@ def test_what_is_no_request_is_a_bug() -> None:
 
 
 def test_a_shared_history_reads_the_prompt_of_who_brought_it() -> None:
-    """H5 and R3, in life: the request that brought a document is cancelled before it is prefilled: its entry stays until
-    the document is whole and has landed, or is let go; then it is released, once."""
+    """H5 and R3, in life: the request that brought a document is cancelled before it is prefilled: its entry stays
+    until the document is whole and has landed, or is let go; then it is released, once."""
     for over in ("whole", "let go"):
         producer, intake = ring()
         producer.publish("b", [(request(0, 6), array("i", range(6)))])
