@@ -123,10 +123,11 @@ class Prefixes:
         book.known.append(best)
         return best
 
-    @staticmethod
-    def _begins(prompt: Ids, known: _Known) -> bool:
-        tokens = known.prefix.tokens
-        return prompt.size > tokens and bool(np.array_equal(prompt[:tokens], known.ids))
+    def _begins(self, prompt: Ids, known: _Known) -> bool:
+        tokens, page = known.prefix.tokens, self._page
+        if prompt.size <= tokens or not np.array_equal(prompt[:page], known.ids[:page]):
+            return False
+        return bool(np.array_equal(prompt[:tokens], known.ids))
 
     def _learn(self, job: str, book: _Job, ids: Ids) -> _Known:
         digest = hashlib.blake2b(job.encode() + b"\0" + ids.tobytes(), digest_size=16).hexdigest()

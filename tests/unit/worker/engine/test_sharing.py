@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tests.unit.worker.engine import faults, rigs
+from tests.unit.worker.engine.test_engine_failures import device_of, fail_after
 from worker.engine.contexts import StepPlan
-from worker.engine.device import RaceError
+from worker.engine.device import DeviceError, RaceError
 from worker.engine.lanes import Temperament
 from worker.engine.local import LocalEngine
 from worker.engine.routes import StagedRoute
@@ -157,6 +158,38 @@ def test_a_document_that_nobody_waits_for_is_let_go(cancel: int) -> None:
     loaded = rigs.model()
     for number in (2, 3):
         assert list(outcome.tokens[number]) == rigs.expected(loaded, script.prompt(number, rigs.VOCABULARY), 5)
+
+
+def test_documents_take_turns_in_one_segment(reference: rigs.Outcome) -> None:
+    """In life: room for one shared history: the other document's questions run alone while it is read; later it is
+    let go for the other. Bits are the reference's with the same room; the text is that of two."""
+    options = OPTIONS | {"shared_histories": 1}
+    resident = rigs.run(rigs.model(), SHARING, residency="full", **options)
+    staged = rigs.run(rigs.model(Temperament.RANDOM, 3), SHARING, **options)
+    assert rigs.same(staged, resident)
+    for number in (1, 2, 3, 5, 6):
+        assert staged.tokens[number] == reference.tokens[number]
+
+
+@pytest.mark.parametrize("name", ["copy", "launch"])
+@pytest.mark.parametrize("calls", [1, 30, 80, 150])
+def test_wherever_the_device_fails_the_books_hold(name: str, calls: int) -> None:
+    """L6, in life: a device that fails while a document is prefilled, or read by its questions: nothing is answered
+    after it, the books add up, and once the device is proved done nothing is held."""
+    local = LocalEngine(rigs.model(Temperament.LATE), rigs.settings(**OPTIONS))
+    local.submit(
+        [TOGETHER.prompt(number, rigs.VOCABULARY) for number in range(4)],
+        [Sampling(9)] * 4,
+        [TOGETHER.prefix(number) for number in range(4)],
+    )
+    fail_after(device_of(local), name, calls)
+    with pytest.raises(DeviceError, match="launch failure"):
+        local.run()
+    local.engine.scheduler.check()
+    assert not local.finished
+    assert local.close().proved
+    assert local.engine.pages.holds == 0
+    assert not local.engine.transport.book.live
 
 
 def test_without_room_for_one_everybody_runs_alone() -> None:
