@@ -109,6 +109,35 @@ def test_a_shared_history_is_prefilled_once_and_members_start_behind_it() -> Non
     assert life.rows[document.number] == 16
 
 
+def test_who_waits_for_it_does_not_run_in_the_step_that_ends_it() -> None:
+    """In life: a chunk has rows left behind a document: they are not its questions', whose copies would miss its last
+    rows."""
+    life = Life(scheduler(chunk=12))
+    members = [offer(life.rules, 17, 1, ("doc", 16)) for _ in range(2)]
+    document = None
+    for rows in (12, 4, 2):
+        plan = life.plan()
+        assert plan is not None
+        document = document or members[0].shared
+        assert document is not None
+        assert plan.rows == rows
+        assert bool(plan.joined) == (rows == 2)
+    assert all(one.story.told(0.0).count("steps 0-1: waited for its shared history") == 1 for one in members)
+
+
+def test_a_slot_holds_shared_rows_once() -> None:
+    """A7, in life: --slot-gib: two questions and their document fit where two whole histories would not; the next one
+    waits, with what is left beside the document."""
+    life = Life(scheduler(slot=40))
+    members = [offer(life.rules, 28, 4, ("doc", 24)), offer(life.rules, 26, 6, ("doc", 24))]
+    late = offer(life.rules, 3, 3)
+    life.plan()
+    assert all(one.page is not None for one in members)
+    assert late.waits == "needs 8 rows of a staging slot, 0 of 40 are free"
+    life.run()
+    assert late.ended
+
+
 def test_one_that_is_whole_stays_until_its_segment_is_wanted() -> None:
     """In life: the next question on the document comes later, and then one on another document."""
     life = Life(scheduler())

@@ -179,7 +179,7 @@ def test_wherever_the_device_fails_the_books_hold(name: str, calls: int) -> None
     local = LocalEngine(rigs.model(Temperament.LATE), rigs.settings(**OPTIONS))
     local.submit(
         [TOGETHER.prompt(number, rigs.VOCABULARY) for number in range(4)],
-        [Sampling(9)] * 4,
+        [Sampling(20)] * 4,
         [TOGETHER.prefix(number) for number in range(4)],
     )
     fail_after(device_of(local), name, calls)
@@ -190,6 +190,18 @@ def test_wherever_the_device_fails_the_books_hold(name: str, calls: int) -> None
     assert local.close().proved
     assert local.engine.pages.holds == 0
     assert not local.engine.transport.book.live
+
+
+@pytest.mark.parametrize("chunk", [5, 12, 40])
+def test_a_document_that_ends_inside_a_step_is_read_in_the_next(chunk: int) -> None:
+    """In life: a step has rows left when the document is whole: its questions wait for the next one all the same, since
+    this step's rows are not on the host yet."""
+    resident = rigs.run(rigs.model(), TOGETHER, residency="full", chunk_tokens=chunk, **OPTIONS)
+    staged = rigs.run(rigs.model(Temperament.LATE), TOGETHER, chunk_tokens=chunk, **OPTIONS)
+    assert rigs.same(staged, resident)
+    for number in range(4):
+        wanted = rigs.expected(staged.local.engine.loaded, TOGETHER.prompt(number, rigs.VOCABULARY), 5)
+        assert list(staged.tokens[number]) == wanted
 
 
 def test_without_room_for_one_everybody_runs_alone() -> None:
