@@ -93,7 +93,10 @@ def _shared(group: Sequence[Candidate]) -> dict[int, int]:
 
 def step_seconds(rates: Rates, pool_bytes: int, group: Sequence[Candidate]) -> float:
     """One step of a group, the pool holding as much of it as fits."""
-    total = held_bytes(group)
+    return _seconds(rates, pool_bytes, held_bytes(group))
+
+
+def _seconds(rates: Rates, pool_bytes: int, total: int) -> float:
     hit = min(total, pool_bytes)
     return rates.seconds(total - hit, hit)
 
@@ -102,10 +105,14 @@ def turn_steps(rates: Rates, pool_bytes: int, groups: Groups) -> list[int]:
     """Steps of each group's turn: as long as fairness allows, since each turn costs its bringing in."""
     if len(groups) == 1:
         return [max(one.remaining for one in groups[0])]
+    return _turn_steps([step_seconds(rates, pool_bytes, group) for group in groups], groups)
+
+
+def _turn_steps(seconds: Sequence[float], groups: Groups) -> list[int]:
     share = FAIR_WAIT_S / (len(groups) - 1)
     steps = []
-    for group in groups:
-        fair = int(share / step_seconds(rates, pool_bytes, group))
+    for group, step_s in zip(groups, seconds, strict=True):
+        fair = int(share / step_s)
         steps.append(max(QUANTUM_MIN_STEPS_COUNT, min(fair, max(one.remaining for one in group))))
     return steps
 
@@ -113,18 +120,20 @@ def turn_steps(rates: Rates, pool_bytes: int, groups: Groups) -> list[int]:
 def tokens_s(rates: Rates, pool_bytes: int, groups: Groups) -> float:
     """Tokens a second over one cycle in which each group has its turn."""
     tokens = seconds = 0.0
-    steps = turn_steps(rates, pool_bytes, groups)
+    held = [held_bytes(group) for group in groups]
+    each = [_seconds(rates, pool_bytes, total) for total in held]
+    steps = turn_steps(rates, pool_bytes, groups) if len(groups) == 1 else _turn_steps(each, groups)
     for index, group in enumerate(groups):
-        decode = steps[index] * step_seconds(rates, pool_bytes, group)
+        decode = steps[index] * each[index]
         tokens += sum(min(one.remaining, steps[index]) for one in group)
         seconds += decode
         if len(groups) > 1:
             before = groups[index - 1]
-            there = sum(nbytes for number, nbytes in _shared(group).items() if number in _shared(before))
-            arriving = min(pool_bytes, held_bytes(group) - there)
-            room = max(0, pool_bytes - held_bytes(before))
+            there = sum(nbytes for _, nbytes in _shared(group).items() & _shared(before).items())
+            arriving = min(pool_bytes, held[index] - there)
+            room = max(0, pool_bytes - held[index - 1])
             ahead = min(arriving, room)
-            hidden = min(ahead / rates.link_bytes_s, steps[index - 1] * step_seconds(rates, pool_bytes, before))
+            hidden = min(ahead / rates.link_bytes_s, steps[index - 1] * each[index - 1])
             seconds += arriving / rates.link_bytes_s - hidden
     return tokens / seconds
 
@@ -138,8 +147,9 @@ def ways(contexts: Sequence[Candidate], pool_bytes: int) -> list[tuple[str, Grou
     found: list[tuple[str, Groups]] = []
     if len(units) < len(ordered):
         found += [(f"{name}, by shared history", groups) for name, groups in _cut(units, pool_bytes)]
-        by_size = sorted(contexts, key=lambda one: (one.nbytes + one.shared_bytes, one.number))
-        found += _cut([(one,) for one in by_size], pool_bytes)
+        if len(ordered) <= _CUT_ANYHOW_COUNT:
+            by_size = sorted(contexts, key=lambda one: (one.nbytes + one.shared_bytes, one.number))
+            found += _cut([(one,) for one in by_size], pool_bytes)
     found += _cut(ordered, pool_bytes)
     if len(ordered) > 1:
         found.append(("turns of 1 as they came", tuple((one,) for one in contexts)))
