@@ -29,7 +29,16 @@ from broker.show import Show, show
 from broker.state_folder import StateFolder, beside, state_folder
 from common import keys, messages
 from common.config import ClientSettings, EngineSettings, KeySettings
-from common.engine_options import DEFAULTS, BurstPages, HeadroomGib, HeadroomReserveGib, Retain, TargetPages
+from common.engine_options import (
+    DEFAULTS,
+    BurstPages,
+    HeadroomGib,
+    HeadroomReserveGib,
+    OwnTokens,
+    Retain,
+    SharedHistories,
+    TargetPages,
+)
 from common.errors import HaulierError, InvariantError, RefusedError, UsageError
 
 INTERRUPTED = 130
@@ -136,6 +145,8 @@ def run_command(
     burst_pages: BurstPages = DEFAULTS.burst_pages,
     headroom_gib: HeadroomGib = DEFAULTS.headroom_gib,
     headroom_reserve_gib: HeadroomReserveGib = DEFAULTS.headroom_reserve_gib,
+    own_tokens: OwnTokens = DEFAULTS.own_tokens,
+    shared_histories: SharedHistories = DEFAULTS.shared_histories,
     echo: Annotated[
         bool, typer.Option("--echo", envvar="HAULIER_ECHO", help="No model: each answer is its request's own text.")
     ] = False,
@@ -147,6 +158,7 @@ def run_command(
     engine = EngineSettings(
         model, device, device_pages_gib, host_pool_gib, concurrency, context_tokens, fit, residency, page_tokens,
         chunk_tokens, slot_gib, dtype, threads, retain, target_pages, burst_pages, headroom_gib, headroom_reserve_gib,
+        own_tokens, shared_histories,
     )  # fmt: skip
     plan = Plan(source, output, error, engine, state, workers, lenient, echo)
     if as_json and output == "-":

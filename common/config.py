@@ -131,6 +131,12 @@ class EngineSettings:
     """Device memory beside the pages in which history is kept, revocably (H2): whole GiB at most, or ``auto``."""
     headroom_reserve_gib: float = limits.HEADROOM_RESERVE_BYTES / GIB
     """Device memory that headroom leaves free."""
+    own_tokens: int = 0
+    """Most tokens of its own, question and answer, of a request that shares a history (H5); 0 gives each request room
+    for a whole one."""
+    shared_histories: int = -1
+    """Histories shared by several requests that the pools hold beside the requests' own; 0 for none, -1 for as many as
+    there is room for, or one with ``own_tokens``."""
 
     def __post_init__(self) -> None:
         _need(bool(self.model), "--model says which model to serve")
@@ -167,6 +173,19 @@ class EngineSettings:
             f"--headroom-gib {self.headroom_gib} keeps staged history: leave it out, or use --residency staged",
         )
         _sized("--headroom-reserve-gib", self.headroom_reserve_gib)
+        _need(
+            0 <= self.own_tokens <= self.context_tokens,
+            f"--own-tokens {self.own_tokens} must be 0 (whole histories) to --context-tokens {self.context_tokens}",
+        )
+        _need(
+            self.shared_histories >= -1,
+            f"--shared-histories {self.shared_histories} must be 0 (none) or more, or -1 for as many as fit",
+        )
+        _need(
+            not self.own_tokens or self.shared_histories != 0,
+            f"--own-tokens {self.own_tokens} gives requests no room for a whole history: "
+            "set --shared-histories to 1 or more, or leave --own-tokens out",
+        )
         _need(0 <= self.threads <= 1024, f"--threads {self.threads} must be 0 (half the cores) to 1024")
         _need(
             self.dtype in ("auto", "float32", "bfloat16", "float16"),

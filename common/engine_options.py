@@ -1,4 +1,5 @@
-"""values: options of an engine that several commands have: what is kept on the device beside staging (H1, H2).
+"""values: options of an engine that several commands have: what is kept on the device beside staging (H1,
+H2), and what requests share (H5).
 
 ``haulier worker`` and ``haulier run`` declare their parameters with these; defaults are those of ``EngineSettings``.
 """
@@ -45,5 +46,21 @@ HeadroomReserveGib = Annotated[
         "--headroom-reserve-gib",
         envvar="HAULIER_HEADROOM_RESERVE_GIB",
         help="Device memory that headroom leaves free, GiB.",
+    ),
+]
+OwnTokens = Annotated[
+    int,
+    typer.Option(
+        "--own-tokens",
+        envvar="HAULIER_OWN_TOKENS",
+        help="Most tokens of its own (question, answer) of a request that shares a history; 0: room for a whole one.",
+    ),
+]
+SharedHistories = Annotated[
+    int,
+    typer.Option(
+        "--shared-histories",
+        envvar="HAULIER_SHARED_HISTORIES",
+        help="Histories that several requests share, held beside theirs; 0: none, -1: as many as fit.",
     ),
 ]

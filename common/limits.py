@@ -171,6 +171,14 @@ PAGE_TOKENS = 256
 """Default tokens of one page: few large copies, little waste for long histories."""
 PREFILL_CHUNK_TOKENS = 2048
 """Default new rows of one step: prompts longer than this are prefilled over several steps."""
+PREFIX_JOBS_MAX_COUNT = 16
+"""Jobs whose prompts a worker compares with later ones (H5)."""
+PREFIX_PROMPTS_MAX_COUNT = 8
+"""Prompts kept of each: enough that questions on a few documents, one a batch, find each other."""
+PREFIXES_MAX_COUNT = 32
+"""Shared beginnings known of each."""
+PREFIXES_MAX_BYTES = 64 * 1024 * 1024
+"""Token ids kept for that: some fifteen prompts of a million tokens."""
 STOP_STRINGS_MAX_COUNT = 16
 STEP_TABLES_COUNT = 3
 """Rotating host tables: the host runs at most one step ahead, so the third is never read by a copy in flight."""

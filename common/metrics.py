@@ -75,6 +75,11 @@ class Metrics:
         self.device_pages_moved = self._counter(
             "device_pages_moved", "Device pages that changed hands, by reason (A3, A4)", "reason"
         )
+        self.shared_histories = self._gauge("shared_histories", "Histories held once for several requests (H5)")
+        self.sharing = self._gauge("sharing", "Running requests that share a history (H5)")
+        self.spared_bytes = self._counter(
+            "spared_bytes", "History bytes that steps read once and would need again for each request that shares (H5)"
+        )
         self.admission_waits = self._counter(
             "admission_waits", "Steps planned while the next request waited, by reason (A7)", "reason"
         )

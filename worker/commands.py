@@ -17,7 +17,16 @@ from common import keys as key_files
 from common import limits, log, parent
 from common.cli import not_installed
 from common.config import EngineSettings, KeySettings, WorkerSettings, endpoints
-from common.engine_options import DEFAULTS, BurstPages, HeadroomGib, HeadroomReserveGib, Retain, TargetPages
+from common.engine_options import (
+    DEFAULTS,
+    BurstPages,
+    HeadroomGib,
+    HeadroomReserveGib,
+    OwnTokens,
+    Retain,
+    SharedHistories,
+    TargetPages,
+)
 from common.errors import RefusedError
 
 BENCHES = (("ring.commands", "register_bench"), ("worker.engine_bench_commands", "register"))
@@ -97,6 +106,8 @@ def worker(
     burst_pages: BurstPages = DEFAULTS.burst_pages,
     headroom_gib: HeadroomGib = DEFAULTS.headroom_gib,
     headroom_reserve_gib: HeadroomReserveGib = DEFAULTS.headroom_reserve_gib,
+    own_tokens: OwnTokens = DEFAULTS.own_tokens,
+    shared_histories: SharedHistories = DEFAULTS.shared_histories,
     ring_mib: int = typer.Option(64, "--ring-mib", envvar="HAULIER_RING_MIB", help="Payload of the ring."),
     metrics_port: int = typer.Option(
         0, "--metrics-port", envvar="HAULIER_METRICS_PORT", help="Serve metrics there; 0 for no port."
@@ -120,7 +131,8 @@ def worker(
             host_pool_gib=host_pool_gib, concurrency=concurrency, context_tokens=context_tokens, fit=fit,
             residency=residency, page_tokens=page_tokens, chunk_tokens=chunk_tokens, slot_gib=slot_gib, dtype=dtype,
             threads=threads, retain=retain, target_pages=target_pages, burst_pages=burst_pages,
-            headroom_gib=headroom_gib, headroom_reserve_gib=headroom_reserve_gib,
+            headroom_gib=headroom_gib, headroom_reserve_gib=headroom_reserve_gib, own_tokens=own_tokens,
+            shared_histories=shared_histories,
         ),
         ring_mib=ring_mib,
         metrics_port=metrics_port,

@@ -66,6 +66,9 @@ def bench_engine(
     headroom_reserve_gib: Annotated[float, typer.Option(min=0, help="device memory that headroom leaves free")] = (
         DEFAULTS.headroom_reserve_gib
     ),
+    shared_tokens: Annotated[
+        int, typer.Option(min=0, help="measure --contexts questions of --length tokens on one document of so many")
+    ] = 0,
     series: Annotated[
         bool, typer.Option("--series", help="measure nothing kept, H1 alone, H2 alone and both, one after another")
     ] = False,
@@ -75,11 +78,13 @@ def bench_engine(
 ) -> None:
     """Streamed decode beside the link's floor measured in the same run, its device peak, and its bits.
 
-    With --cells: logits of every step against --residency full, 12 cells a route; exit 1 if any differs."""
+    With --shared-tokens: one question on a document of made-up rows, then all of them, which share it.
+    With --cells: logits of every step against --residency full, 16 cells a route; exit 1 if any differs."""
     from common import log
     from common.config import EngineSettings
     from common.errors import UsageError
     from worker.engine.bench import BenchSettings, bench
+    from worker.engine.shared_bench import shared_bench
     from worker.engine.versus import Requests, of_requests
 
     log.setup()
@@ -109,7 +114,7 @@ def bench_engine(
         if series:
             _series(settings, as_json)
             return
-        found = bench(settings)
+        found = shared_bench(settings, shared_tokens) if shared_tokens else bench(settings)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return

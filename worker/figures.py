@@ -96,6 +96,9 @@ class Figures:
             out.advance(out.headroom_pages_moved.labels(reason=reason), count)
         out.advance(out.decode_seconds.labels(which="predicted"), engine.predicted_s)
         out.advance(out.decode_seconds.labels(which="measured"), engine.measured_s)
+        out.shared_histories.set(engine.shared_histories)
+        out.sharing.set(engine.sharing)
+        out.advance(out.spared_bytes, engine.spared_bytes)
         out.device_pages.labels(state="held").set(engine.pages_held)
         out.device_pages.labels(state="free").set(engine.pages_free)
         for reason, count in engine.pages_moved:

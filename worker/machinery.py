@@ -118,7 +118,8 @@ def _real(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable
     producer, consumer = _ring(settings, loaded.device.torch_device.index if loaded.device.kind == "cuda" else None)
     engine = Engine(loaded, consumer, settings.engine, finish, admit)
     print_ = fingerprint(source, f"{loaded.dtype} {settings.engine.residency} {loaded.device.kind}")
-    return _machinery(settings, producer, engine, codec, print_, engine.fit.concurrency, loaded.stop_ids)
+    page_tokens = settings.engine.page_tokens if engine.fit.longs else 0
+    return _machinery(settings, producer, engine, codec, print_, engine.fit.concurrency, loaded.stop_ids, page_tokens)
 
 
 def _machinery(
@@ -129,11 +130,12 @@ def _machinery(
     print_: str,
     concurrency: int,
     stop_ids: tuple[int, ...],
+    page_tokens: int = 0,
 ) -> Machinery:
     name, context = settings.engine.model, settings.engine.context_tokens
     serving = Serving(name, context, codec.vocabulary, stop_ids)
     model = ModelInfo(name, print_, context)
-    preparer = Preparer(codec, serving, f"fp_{print_[:16]}", SystemClock())
+    preparer = Preparer(codec, serving, f"fp_{print_[:16]}", SystemClock(), page_tokens)
     return Machinery(model, concurrency, producer.memory.capacity_bytes, producer, engine, preparer)
 
 

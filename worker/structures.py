@@ -36,6 +36,14 @@ class TokenizeJob(NamedTuple):
     body: bytes
 
 
+class SharedPrefix(NamedTuple):
+    """The first ``tokens`` of a prompt, which other requests of its job begin with too (H5): whole pages, fewer than
+    the prompt. ``key`` stands for the job and these very token ids."""
+
+    key: str
+    tokens: int
+
+
 class Request(NamedTuple):
     """A line the engine can run; its token ids travel in the ring beside it."""
 
@@ -45,6 +53,7 @@ class Request(NamedTuple):
     """The name to repeat in the answer."""
     prompt_tokens: int
     sampling: Sampling
+    shared: SharedPrefix | None = None
 
 
 class Prepared(NamedTuple):
@@ -122,3 +131,9 @@ class EngineFigures:
     """Of headroom as it stands: what holds history, and all of it."""
     headroom_moved: tuple[tuple[str, int], ...] = ()
     """Pages of headroom that changed hands, by cause."""
+    shared_histories: int = 0
+    """Histories that several requests share, held now; of them some may wait for their next request (H5)."""
+    sharing: int = 0
+    """Running requests that share one."""
+    spared_bytes: int = 0
+    """History that steps read without staging it, or holding it, once more for each request."""

@@ -18,6 +18,7 @@ from common.errors import RefusedError
 from common.messages import LineRef
 from worker import request_rules as rules
 from worker import responses
+from worker.prefixes import Prefixes
 from worker.request_rules import Asked, RequestError, Serving
 from worker.structures import Finished, Outcome, Prepared, Request, TokenizeJob
 
@@ -83,13 +84,17 @@ class HubCodec:
 
 
 class Preparer:
-    """Lines to requests, results to bodies. One thread."""
+    """Lines to requests, results to bodies. ``page_tokens``: prompts share their beginnings in whole pages of so many
+    tokens; 0 for not at all (H5). One thread."""
 
-    def __init__(self, codec: TextCodec, serving: Serving, fingerprint: str, clock: Clock) -> None:
+    def __init__(
+        self, codec: TextCodec, serving: Serving, fingerprint: str, clock: Clock, page_tokens: int = 0
+    ) -> None:
         self._codec = codec
         self._serving = serving
         self._fingerprint = fingerprint
         self._clock = clock
+        self._prefixes = Prefixes(page_tokens)
 
     def prepare(self, jobs: Sequence[TokenizeJob]) -> list[Prepared | Outcome]:
         """Each line ready for the ring, or its refusal, in order. A line that breaks the tokenizer fails alone."""
@@ -119,7 +124,18 @@ class Preparer:
                 encoded = self._codec.encode([text for _, _, text in entries], special)
                 for (job, asked, _), ids in zip(entries, encoded, strict=True):
                     done[job.ref] = self._checked(job, asked, ids)
+        self._share([one for one in done.values() if isinstance(one, Prepared)], done)
         return [done[job.ref] for job in jobs]
+
+    def _share(self, prepared: Sequence[Prepared], done: dict[LineRef, Prepared | Outcome]) -> None:
+        """With all prompts of a batch there: what each job's share."""
+        by_job: dict[str, list[Prepared]] = {}
+        for one in prepared:
+            by_job.setdefault(one.request.ref.job, []).append(one)
+        for name, ones in by_job.items():
+            for one, prefix in zip(ones, self._prefixes.share(name, [one.token_ids for one in ones]), strict=True):
+                if prefix is not None:
+                    done[one.request.ref] = one._replace(request=one.request._replace(shared=prefix))
 
     def _checked(self, job: TokenizeJob, asked: Asked, ids: Sequence[int]) -> Prepared | Outcome:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,16 +12,19 @@ import torch
 import transformers
 
 from common.config import EngineSettings
+from tests.unit.worker.engine.test_joined import mixed, whole
 from worker.engine.admission import PagePool
 from worker.engine.bench import BenchSettings, bench, bit_table
 from worker.engine.bench_series import series
 from worker.engine.headroom import Cause
 from worker.engine.headroom_memory import HeadroomMemory
+from worker.engine.joined import attend_joined
+from worker.engine.kernels import Spans
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel, from_config
 from worker.engine.retention import Retention
 from worker.engine.runner import open_device
-from worker.structures import Sampling
+from worker.structures import Sampling, SharedPrefix
 
 pytestmark = pytest.mark.gpu
 CONTEXT, PAGE = 1024, 64
@@ -58,11 +62,11 @@ def model(head_dim: int) -> LoadedModel:
 
 
 def run(
-    head_dim: int, residency: str, *, retained: int = 0, headroom: int = 0, strict: bool = False
+    head_dim: int, residency: str, *, retained: int = 0, headroom: int = 0, strict: bool = False, shared: int = 0
 ) -> tuple[list[Any], dict[int, Any]]:
     """Eight mixed requests with churn over four segments; every step's schedule and logits, and what finished.
     ``retained`` pages keep history on the device, and ``headroom`` chunks beside them, of which some are given back
-    while they are read; 0 keeps none."""
+    while they are read; 0 keeps none. Prompts longer than ``shared`` tokens begin with the same so many."""
     steps: list[Any] = []
 
     def watch(plan: Any, logits: torch.Tensor) -> None:
@@ -81,7 +85,7 @@ def run(
     )
     local = LocalEngine(model(head_dim), settings, watch=watch)
     if retained:
-        local.engine.scheduler.retention = Retention(PagePool(retained), PAGE)
+        local.engine.scheduler.kept.retention = Retention(PagePool(retained), PAGE)
     if headroom:
         engine = local.engine
         geometry, dtype = engine.loaded.geometry, engine.loaded.dtype
@@ -93,7 +97,11 @@ def run(
     chance = torch.Generator().manual_seed(2)
     prompts = [torch.randint(1, 4096, (length,), generator=chance).tolist() for length in LENGTHS]
     samplings = [Sampling(12 + 3 * number, temperature=0.7 * (number % 2), seed=number) for number in range(8)]
-    local.submit(prompts, samplings)
+    prefixes = [SharedPrefix("document", shared) if shared and len(one) > shared else None for one in prompts]
+    for one, prefix in zip(prompts, prefixes, strict=True):
+        if prefix is not None:
+            one[:shared] = prompts[-2][:shared]
+    local.submit(prompts, samplings, prefixes)
     turn = 0
     if strict:
         torch.cuda.set_sync_debug_mode("error")
@@ -110,6 +118,7 @@ def run(
         assert local.engine.headroom_bytes > 0
         assert moved[Cause.REVOKED] > 0
         assert moved[Cause.CLOSED] == sum(REVOKED_AT.values()) * CHUNK_PAGES
+    assert (local.engine.spared_bytes > 0) == bool(shared)
     assert local.close().proved
     return steps, {number: one._replace(notes="") for number, one in local.finished.items()}
 
@@ -168,9 +177,38 @@ def test_the_bench_reaches_the_floor_with_equal_bits() -> None:
     assert found["of_floor"] is not None
 
 
-def test_the_table_of_bits_is_12_of_12_in_bf16() -> None:
+def test_the_table_of_bits_is_16_of_16_in_bf16() -> None:
     """H4, in life: ``haulier bench engine --cells --geometry d16``."""
     found = bit_table(BenchSettings("d16", device="cuda:0"))
     print(json.dumps({name: value for name, value in found.items() if name != "cells"}))
     assert found["passed"], [cell for cell in found["cells"] if not cell["passed"]]
-    assert set(found["routes"].values()) == {12}
+    assert set(found["routes"].values()) == {16}
+
+
+@pytest.mark.parametrize("retained", [0, WHOLE_PAGES + CONTEXT // PAGE])
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_shared_histories_have_the_reference_s_bits_and_never_synchronise(head_dim: int, retained: int) -> None:
+    """H5 and H4, in life: four of eight requests begin with the same 128 tokens; the first control first."""
+    resident, finished = run(head_dim, "full", shared=128)
+    for residency, pages in (("full", 0), ("staged", retained)):
+        steps, finished_ = run(head_dim, residency, retained=pages, strict=True, shared=128)
+        assert [plan for plan, _ in steps] == [plan for plan, _ in resident]
+        assert all(torch.equal(one, other) for (_, one), (_, other) in zip(steps, resident, strict=True))
+        assert finished_ == finished
+
+
+def test_joined_calls_are_attention_on_a_gpu() -> None:
+    """H5: flash attention's own log-sum-exp, in bfloat16, against plain float64 over each whole history."""
+    query, key, value, own, shared, first = mixed(torch.bfloat16)
+    there = [tensor.cuda() for tensor in (query, key, value)]
+    spans = [_on_device(one) for one in (own, shared)]
+    out = attend_joined(*there, spans[0], spans[1], first, 0.3)
+    torch.testing.assert_close(out.cpu().double(), whole(query, key, value, own, shared), atol=0.03, rtol=0.03)
+
+
+def _on_device(spans: Spans) -> Spans:
+    queries, lengths = list(spans.host_query_starts), list(spans.host_lengths)
+    starts = torch.tensor(list(spans.host_history_starts), dtype=torch.int32).cuda()
+    longest = max(end - first for first, end in pairwise(queries))
+    query_starts, counted = (torch.tensor(one, dtype=torch.int32).cuda() for one in (queries, lengths))
+    return Spans((), (), (), query_starts, starts, counted, longest, max(lengths))

@@ -368,9 +368,9 @@ FAILURES = [
     _engine(
         "L4",
         "a step has a deadline",
-        "engine",
+        "landing",
         "if time.monotonic() - since > STEP_DEADLINE_S:",
-        "if time.monotonic() - since > 20:\n                raise DeviceError('late')\n            if False:",
+        "if time.monotonic() - since > 20:\n            raise DeviceError('late')\n        if False:",
         "engine_failures",
     ),
     _engine(
@@ -510,4 +510,46 @@ HEADROOM = [
         "headroom_fit",
     ),
 ]
-MUTATIONS = [*WAITS, *LEASES, *GENERATIONS, *FAILURES, *RING, *HEADROOM]
+SHARING = [
+    _engine("H5", "a shared history is read once whole", "shared", "and self.whole_at < step", "", "shared", "sharing"),
+    _engine(
+        "H5",
+        "a shared history with members is not let go",
+        "shared",
+        "not one.members and not one.context.in_flight",
+        "not one.context.in_flight",
+        "shared",
+    ),
+    _engine(
+        "H5",
+        "a shared history in flight is not let go",
+        "shared",
+        "not one.members and not one.context.in_flight",
+        "not one.members",
+        "shared",
+        "sharing",
+    ),
+    _engine("H5", "who left is no member", "shared", "one.members.pop(context.number, None)", "None", "shared"),
+    _engine(
+        "H5", "a ring entry waits for its shared history", "intake", ".unread += 1", ".unread += 0", "intake", "sharing"
+    ),
+    _engine(
+        "H5",
+        "a slot has room for shared rows",
+        "scheduler",
+        "return own + self.shared.reserved",
+        "return own",
+        "shared",
+    ),
+    _engine("H5", "every query sees all shared rows", "joined", "scale, causal=False", "scale, causal=True", "joined"),
+    _engine("H5", "a shared history is parked with its members", "shared", "kept.park(one", "int(one", "turns"),
+    Mutation(
+        "H5",
+        "members begin with what they share",
+        "worker/prefixes.py",
+        "        return bool(np.array_equal(prompt[:tokens], known.ids))",
+        "        return True",
+        ("tests/unit/worker/test_prefixes.py",),
+    ),
+]
+MUTATIONS = [*WAITS, *LEASES, *GENERATIONS, *FAILURES, *RING, *HEADROOM, *SHARING]

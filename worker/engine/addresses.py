@@ -7,6 +7,7 @@ Knows no queue: the sums run on the current one, over tensors that are private t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from worker.engine.device import Device
 from worker.engine.fit import SLOTS, Fit
 from worker.engine.kernels import Spans
-from worker.engine.step import Longs, PackedStep
+from worker.engine.step import PackedStep
 from worker.engine.tables import StepTensors
 
 Bools = npt.NDArray[np.bool_]
@@ -24,7 +25,8 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerAddress:
-    """One layer of one step. ``rows`` (T,) int64: the arena rows of the new rows; ``spans`` for the attention call."""
+    """One layer of one step. ``rows`` (T,) int64: the arena rows of the new rows; ``spans`` for the attention call, and
+    ``shared`` for the one over shared histories, whose queries begin at ``first_shared_row`` (H5)."""
 
     slot_first: int
     """Arena row at which its slot begins; 0 with ``--residency full``."""
@@ -32,6 +34,8 @@ class LayerAddress:
     """Arena row at which its pages begin."""
     rows: torch.Tensor
     spans: Spans
+    shared: Spans | None = None
+    first_shared_row: int = 0
 
 
 class Addresses:
@@ -50,30 +54,36 @@ class Addresses:
     def of(self, packed: PackedStep, tensors: StepTensors, first_slot: int) -> tuple[LayerAddress, ...]:
         """Each layer's addresses, when the step's first layer is staged in ``first_slot`` and the others in turn."""
         in_place = packed.ints["in_place"][:-1].astype(bool)
-        starts = self._sum(self._int, tensors["history_starts"], tensors["in_place"], first_slot, in_place)
         rows = self._sum(self._long, tensors["rows"], tensors["rows_in_place"], first_slot, in_place)
         slots, pages = self._firsts[first_slot], self._firsts[SLOTS]
-        hosts = self._host_starts(packed, slots, pages)
-        host_queries = () if self._cuda else packed.ints["query_starts"].tolist()
-        host_lengths = () if self._cuda else packed.ints["lengths"].tolist()
+        longest = packed.longest_query, packed.longest_history
+        own = self._spans(packed, tensors, first_slot, "", longest)
+        shared: Sequence[Spans | None] = [None] * self._layers
+        if packed.plan.joined:
+            longest = packed.longest_shared_query, packed.longest_shared_history
+            shared = self._spans(packed, tensors, first_slot, "shared_", longest)
         return tuple(
             LayerAddress(
-                int(slots[layer]),
-                int(pages[layer]),
-                rows[layer],
-                Spans(
-                    host_queries,
-                    hosts[layer],
-                    host_lengths,
-                    tensors["query_starts"],
-                    starts[layer],
-                    tensors["lengths"],
-                    packed.longest_query,
-                    packed.longest_history,
-                ),
+                int(slots[layer]), int(pages[layer]), rows[layer], own[layer], shared[layer], packed.first_shared_row
             )
             for layer in range(self._layers)
         )
+
+    def _spans(
+        self, packed: PackedStep, tensors: StepTensors, first_slot: int, which: str, longest: tuple[int, int]
+    ) -> Sequence[Spans]:
+        """One a layer: of the contexts' own histories, or with ``which`` of those they share."""
+        names = [which + name for name in ("history_starts", "in_place", "query_starts", "lengths")]
+        history, place, queries, lengths = names
+        in_place = packed.ints[place][:-1].astype(bool)
+        starts = self._sum(self._int, tensors[history], tensors[place], first_slot, in_place)
+        hosts = self._host_starts(packed, first_slot, history, place)
+        host_queries = () if self._cuda else packed.ints[queries].tolist()
+        host_lengths = () if self._cuda else packed.ints[lengths].tolist()
+        return [
+            Spans(host_queries, hosts[layer], host_lengths, tensors[queries], starts[layer], tensors[lengths], *longest)
+            for layer in range(self._layers)
+        ]
 
     def _sum(
         self, firsts: torch.Tensor, rows: torch.Tensor, mixed: torch.Tensor, first_slot: int, in_place: Bools
@@ -86,12 +96,11 @@ class Addresses:
             return (rows + pages).unbind(0)
         return (rows + torch.where(mixed.bool(), pages, slots)).unbind(0)
 
-    def _host_starts(self, packed: PackedStep, slots: Longs, pages: Longs) -> list[list[int]]:
+    def _host_starts(self, packed: PackedStep, first_slot: int, history: str, in_place: str) -> list[list[int]]:
         """The same as lists, for a CPU's kernel; empty on CUDA."""
         if self._cuda:
             return [[]] * self._layers
-        place = packed.ints["in_place"].astype(bool)
-        found: list[list[int]] = (
-            packed.ints["history_starts"] + np.where(place[None], pages[:, None], slots[:, None])
-        ).tolist()
+        place = packed.ints[in_place].astype(bool)
+        firsts = np.where(place[None], self._firsts[SLOTS][:, None], self._firsts[first_slot][:, None])
+        found: list[list[int]] = (packed.ints[history] + firsts).tolist()
         return found

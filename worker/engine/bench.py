@@ -21,6 +21,7 @@ from common.errors import InvariantError, UsageError
 from common.limits import HEADROOM_RESERVE_BYTES
 from worker.engine.admission import PagePool
 from worker.engine.cells import CONTEXT_PAGES, ROUTES, Row, table
+from worker.engine.contexts import StepPlan
 from worker.engine.device import Device, QueueName
 from worker.engine.device_pool import Rows
 from worker.engine.device_use import device_bytes
@@ -30,7 +31,6 @@ from worker.engine.local import LocalEngine
 from worker.engine.model import DTYPES, LoadedModel, from_config, shape_config
 from worker.engine.retention import Retention
 from worker.engine.runner import open_device
-from worker.engine.scheduler import StepPlan
 from worker.engine.versus import decode_rates
 from worker.structures import Sampling
 
@@ -111,7 +111,7 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
     """Measure. Raises ``RefusedError`` when it does not fit, naming the setting."""
     device = open_device(settings.device)
     cuda = device.torch_device.type == "cuda"
-    dtype = _dtype(settings, device)
+    dtype = dtype_of(settings, device)
     context_tokens = settings.length + settings.answer_tokens
     config = shape_config(settings.geometry, context_tokens)
     before, source = device_bytes(device)
@@ -159,7 +159,7 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
     if settings.transformers:
         _trim(device)
         figures |= decode_rates(loaded, settings.contexts, settings.length, settings.steps, figures["tokens_s"])
-    return figures | {"device": _device_name(device), "versions": _versions()}
+    return figures | {"device": device_name(device), "versions": versions()}
 
 
 def bit_table(settings: BenchSettings, told: Callable[[Row], None] = lambda row: None) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def bit_table(settings: BenchSettings, told: Callable[[Row], None] = lambda row:
     Of ``settings`` only geometry, device, dtype and page_tokens count. ``passed`` says whether every cell did.
     """
     device = open_device(settings.device)
-    dtype = _dtype(settings, device)
+    dtype = dtype_of(settings, device)
     context_tokens = CONTEXT_PAGES * settings.page_tokens
     config = shape_config(settings.geometry, context_tokens)
     loaded = from_config(config, device, dtype, context_tokens, settings.geometry)
@@ -176,7 +176,7 @@ def bit_table(settings: BenchSettings, told: Callable[[Row], None] = lambda row:
         model=settings.geometry, device=settings.device, page_tokens=settings.page_tokens, dtype=settings.dtype
     )
     began, rows = time.perf_counter(), []
-    for row in table(lambda: _again(loaded, settings), base):
+    for row in table(lambda: fresh_device(loaded, settings), base):
         told(row)
         rows.append(row)
     cells = [cell for row in rows for cell in row.cells]
@@ -191,12 +191,13 @@ def bit_table(settings: BenchSettings, told: Callable[[Row], None] = lambda row:
         "routes": {route: sum(cell.passed for cell in cells if cell.route == route) for route in ROUTES},
         "cells": [asdict(cell) | {"passed": cell.passed} for cell in cells],
         "seconds": round(time.perf_counter() - began, 2),
-        "device": _device_name(device),
-        "versions": _versions(),
+        "device": device_name(device),
+        "versions": versions(),
     }
 
 
-def _dtype(settings: BenchSettings, device: Device) -> torch.dtype:
+def dtype_of(settings: BenchSettings, device: Device) -> torch.dtype:
+    """As asked for; ``auto`` is bfloat16 on a GPU, float32 elsewhere."""
     if settings.dtype != "auto":
         return DTYPES[settings.dtype]
     return torch.bfloat16 if device.torch_device.type == "cuda" else torch.float32
@@ -204,7 +205,9 @@ def _dtype(settings: BenchSettings, device: Device) -> torch.dtype:
 
 def _compare(loaded: LoadedModel, settings: BenchSettings, staged: Run) -> dict[str, Any]:
     """Two runs of the reference: each against the other is the first control, then the staged one against it."""
-    reference = [_run(_again(loaded, settings), _engine_settings(settings, loaded, "full"), settings) for _ in range(2)]
+    reference = [
+        _run(fresh_device(loaded, settings), _engine_settings(settings, loaded, "full"), settings) for _ in range(2)
+    ]
     if not staged.logits or staged.logits.keys() != reference[0].logits.keys():
         raise InvariantError("the routes did not run the same schedule")
     return {
@@ -219,7 +222,7 @@ def _equal(one: Run, other: Run) -> bool:
     return one.tokens == other.tokens and all(torch.equal(one.logits[step], other.logits[step]) for step in one.logits)
 
 
-def _again(loaded: LoadedModel, settings: BenchSettings) -> LoadedModel:
+def fresh_device(loaded: LoadedModel, settings: BenchSettings) -> LoadedModel:
     """The same weights behind a fresh device: the last engine ended its own."""
     _trim(loaded.device)
     return replace(loaded, device=open_device(settings.device))
@@ -247,6 +250,7 @@ def _engine_settings(settings: BenchSettings, loaded: LoadedModel, residency: st
         chunk_tokens=settings.chunk_tokens,
         dtype=settings.dtype,
         retain="on" if settings.retained else "off",
+        shared_histories=0,
         headroom_gib=settings.headroom_gib if residency == "staged" else "0",
         headroom_reserve_gib=settings.headroom_reserve_gib,
     )
@@ -264,13 +268,13 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     ring_bytes = 1 << max(16, math.ceil(math.log2(8 * settings.contexts * settings.length)))
     local = LocalEngine(loaded, engine_settings, ring_bytes=ring_bytes, watch=watch)
     engine = local.engine
-    if settings.retained and engine.scheduler.retention is not None:
+    if settings.retained and engine.scheduler.kept.retention is not None:
         pages = round(settings.retained * settings.contexts * engine.fit.context_rows / engine.fit.page_rows)
-        engine.scheduler.retention = Retention(PagePool(pages), engine.fit.page_rows)
+        engine.scheduler.kept.retention = Retention(PagePool(pages), engine.fit.page_rows)
     engine.scheduler.turns = None  # all decode together in every series
-    link = _link(engine) if engine.host is not None else 0.0
+    link = link_rate(engine) if engine.host is not None else 0.0
     if settings.fill == "random":
-        _fill(engine)
+        fill_histories(engine)
         engine.scheduler.filled = settings.length - 1
     local.submit(prompts, [Sampling(max_tokens=settings.answer_tokens)] * settings.contexts)
     begun = time.perf_counter()
@@ -291,7 +295,7 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     lifecycle_share, transport_share = _lifecycle(local)
     local.run()
     if engine.host is not None:
-        link = max(link, _link(engine))
+        link = max(link, link_rate(engine))
     tokens = {number: tuple(finished.token_ids) for number, finished in local.finished.items()}
     local.close()
     return Run(seconds, steps, hits, headroom, predicted, moved, link, prefilled - begun, logits, peak, tokens,
@@ -319,7 +323,7 @@ def _flat(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
     return rows.key.flatten(0, -3), rows.value.flatten(0, -3)
 
 
-def _link(engine: Any) -> float:
+def link_rate(engine: Any) -> float:
     """Bytes a second from the host pool to a slot: every layer's K and V once, in pieces as large as a slot takes."""
     device: Device = engine.device
     queue = device.queue(QueueName.H2D)
@@ -337,7 +341,7 @@ def _link(engine: Any) -> float:
     return best
 
 
-def _fill(engine: Any) -> None:
+def fill_histories(engine: Any) -> None:
     """The same random rows in every layer's history, wherever it is kept."""
     device: Device = engine.device
     back = device.queue(QueueName.D2H)
@@ -363,13 +367,15 @@ def _trim(device: Device) -> None:
         torch.cuda.empty_cache()
 
 
-def _device_name(device: Device) -> str:
+def device_name(device: Device) -> str:
+    """What was measured on."""
     if device.torch_device.type == "cuda":
         return str(torch.cuda.get_device_name(device.torch_device))
     return f"{device.name} ({platform.machine()})"
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
+    """What was measured with."""
     found: dict[str, str | None] = {"python": platform.python_version(), "torch_cuda": torch.version.cuda}
     for name in ("haulier", "torch", "transformers"):
         try:

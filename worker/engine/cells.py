@@ -1,4 +1,5 @@
-"""shell: H4 as a table: companies of contexts by lengths, on each route, bit for bit against ``--residency full``.
+"""shell: H4 as a table: companies of contexts by lengths, with and without shared histories, on each route, bit for
+bit against ``--residency full``.
 
 A ``Scenario`` says which prompts arrive and which are cancelled before which step; ``play`` runs it on the calling
 thread and keeps each step's schedule and logits. A cell of a route is equal when every step has the schedule of the
@@ -18,15 +19,15 @@ import torch
 from common.config import GIB, EngineSettings
 from common.errors import InvariantError
 from worker.engine.admission import PagePool
+from worker.engine.contexts import StepPlan
 from worker.engine.geometry import Geometry
 from worker.engine.headroom_memory import HeadroomMemory
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel
 from worker.engine.retention import Retention
-from worker.engine.scheduler import StepPlan
-from worker.structures import Finished, Sampling
+from worker.structures import Finished, Sampling, SharedPrefix
 
-COMPANIES = ("1 context", "4 equal", "8 mixed with churn")
+COMPANIES = ("1 context", "4 equal", "8 mixed with churn", "8 on shared histories")
 LENGTHS = ("short", "page-aligned", "one past a page", "long")
 ROUTES = ("streamed", "retained", "retained in part", "headroom", "H1+H2")
 """Everything comes over the link; whole histories in place in device pages; some pages kept, the rest over the link;
@@ -34,23 +35,28 @@ pages kept in headroom alone; some in device pages, some in headroom, the rest o
 given back in the middle, and taken again."""
 HEADROOM_ROUTES = ROUTES[3:]
 CONCURRENCY = 4
-"""Segments of the host pool: the eight contexts of the churn share them."""
+"""Segments of the host pool: the eight contexts of the churn take them in turn."""
+SHARED_HISTORIES = 2
+"""Segments beside those: the last company's documents (H5)."""
 CONTEXT_PAGES, CHUNK_PAGES = 12, 2
-ALONE_PAGES, PART_PAGES = 4, 10
-"""Device pages of the route in part, for one context and for more: fewer than their long histories, no fewer than their
-floors, so that pages are taken, lost and kept."""
 CHUNK_HEADROOM_PAGES, ALONE_CHUNKS, PART_CHUNKS = 2, 2, 7
 """Headroom for one context and for more: fewer pages than their long histories."""
 REVOKED_AT = {4: 1, 7: 2, 12: 9}
 """Before which turn how many chunks are given back; all of them at last."""
 TAKEN_AGAIN_AT = (10, 16)
+_DOCUMENT_SALT = 500
+"""Documents differ from every prompt."""
+ALONE_PAGES, PART_PAGES, SHARED_PART_PAGES = 4, 10, 14
+"""Device pages of the route in part, for one context, for more, and with shared histories: fewer than their long
+histories, no fewer than their floors, so that pages are taken, lost and kept."""
 
 Prepare = Callable[[LocalEngine], None]
 """Sees an engine before its first step, or after its last one."""
 Each = Callable[[LocalEngine, int], None]
 """Sees an engine after each turn."""
 Step = tuple[tuple[tuple[int, int, int], ...], torch.Tensor]
-"""Which contexts computed which rows (number, first row, rows), and the logits."""
+"""Which contexts computed which rows (number, first row, rows), which histories were shared by whom (number, first of
+these contexts, how many), and the logits."""
 
 
 def _nothing(local: LocalEngine, turn: int = 0) -> None:
@@ -62,11 +68,31 @@ def _nothing(local: LocalEngine, turn: int = 0) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """``prompts`` of (length, sampling), published in batches before the steps in ``arrive``; cancels likewise."""
+    """``prompts`` of (length, sampling), published in batches before the steps in ``arrive``; cancels likewise.
+    ``shared``, for each prompt if there is any: which document it begins with and that one's tokens, or None; without
+    ``share`` the prompts are the same and nobody is told so (H5)."""
 
     prompts: tuple[tuple[int, Sampling], ...]
     arrive: dict[int, tuple[int, ...]]
     cancel: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    shared: tuple[tuple[int, int] | None, ...] = ()
+    share: bool = True
+
+    def prompt(self, number: int, vocabulary: int) -> list[int]:
+        """The token ids of one prompt."""
+        length, document = self.prompts[number][0], self._document(number)
+        if document is None:
+            return prompt(length, number, vocabulary)
+        which, tokens = document
+        return prompt(tokens, _DOCUMENT_SALT + which, vocabulary) + prompt(length - tokens, number, vocabulary)
+
+    def prefix(self, number: int) -> SharedPrefix | None:
+        """What it shares."""
+        document = self._document(number)
+        return None if document is None or not self.share else SharedPrefix(f"document {document}", document[1])
+
+    def _document(self, number: int) -> tuple[int, int] | None:
+        return self.shared[number] if self.shared else None
 
 
 def together(*lengths: int, tokens: int = 5, **sampling: Any) -> Scenario:
@@ -88,6 +114,8 @@ def scenario(company: str, length: str, page: int) -> Scenario:
         return together(rows, tokens=4)
     if company == COMPANIES[1]:
         return together(*[rows] * 4, tokens=4)
+    if company == COMPANIES[3]:
+        return _on_documents(length, page)
     most = tokens_of("long", page)
     around = [max(1, min(most, rows + shift)) for shift in (0, 1, -1, 0, page, -page, 2, 0)]
     answers = (1, 2, 8, 3, 5, 6, 4, 7)
@@ -96,6 +124,24 @@ def scenario(company: str, length: str, page: int) -> Scenario:
     cancel[8] = (*cancel.get(8, ()), 6)
     prompts = tuple((one, Sampling(tokens)) for one, tokens in zip(around, answers, strict=True))
     return Scenario(prompts, {0: (0, 1), 1: (2, 3, 4), 4: (5, 6), 6: (7,)}, cancel)
+
+
+def _on_documents(length: str, page: int) -> Scenario:
+    """Questions on two documents, and two contexts alone, come and go; own parts are unequal around the length's; the
+    one that brings the first document is cancelled while it decodes, one before it has a token."""
+    pages = (1, 2, 2, 9)[LENGTHS.index(length)]
+    first, second = (0, pages * page), (1, max(1, pages - 1) * page)
+    documents = (first, first, None, first, second, second, first, None)
+    own = (page - 1, page, page + 1, page)[LENGTHS.index(length)]
+    answers, shifts = (8, 2, 5, 3, 5, 4, 4, 6), (0, 0, 0, -1, 0, -1, -2, 1)
+    prompts = tuple(
+        ((document[1] if document else pages * page) + max(1, own + shift), Sampling(tokens))
+        for document, shift, tokens in zip(documents, shifts, answers, strict=True)
+    )
+    decodes = 4 + pages // CHUNK_PAGES
+    arrive = {0: (0, 1), 1: (2, 3, 4), 4: (5, 6), 6: (7,)}
+    cancel: dict[int, tuple[int, ...]] = {decodes: (0, 6)} if decodes == 8 else {decodes: (0,), 8: (6,)}
+    return Scenario(prompts, arrive, cancel, documents)
 
 
 def prompt(length: int, salt: int, vocabulary: int) -> list[int]:
@@ -137,7 +183,9 @@ def play(
     steps: list[Step] = []
 
     def watch(plan: StepPlan, logits: torch.Tensor) -> None:
-        steps.append((tuple((s.context.number, s.start, s.rows) for s in plan.shares), logits.clone()))
+        own = tuple((s.context.number, s.start, s.rows) for s in plan.shares)
+        shared = tuple((one.history.number, one.first, one.count) for one in plan.joined)
+        steps.append((own + shared, logits.clone()))
 
     tokens = sum(length for length, _ in script.prompts)
     ring_bytes = 1 << max(20, math.ceil(math.log2(8 * tokens)))
@@ -162,10 +210,10 @@ def _turns(local: LocalEngine, script: Scenario, vocabulary: int) -> Iterator[in
     while worked or turn <= last:
         arriving = script.arrive.get(turn, ())
         if arriving:
-            chosen = [script.prompts[number] for number in arriving]
             local.submit(
-                [prompt(length, salt, vocabulary) for salt, (length, _) in zip(arriving, chosen, strict=True)],
-                [sampling for _, sampling in chosen],
+                [script.prompt(number, vocabulary) for number in arriving],
+                [script.prompts[number][1] for number in arriving],
+                [script.prefix(number) for number in arriving],
             )
         if turn in script.cancel:
             local.cancel(script.cancel[turn])
@@ -222,7 +270,7 @@ class Cell:
 
 def cell_settings(geometry: Geometry, base: EngineSettings, route: str | None) -> EngineSettings:
     """Pools as large as the cells need, of the same size on every route; None is the reference."""
-    rows = CONCURRENCY * CONTEXT_PAGES * base.page_tokens
+    rows = (CONCURRENCY + SHARED_HISTORIES) * CONTEXT_PAGES * base.page_tokens
     pages_gib = math.ceil((2 * geometry.layers + 2) * rows * geometry.layer_token_bytes / GIB)
     return replace(
         base,
@@ -233,6 +281,7 @@ def cell_settings(geometry: Geometry, base: EngineSettings, route: str | None) -
         chunk_tokens=CHUNK_PAGES * base.page_tokens,
         residency="full" if route is None else "staged",
         retain="off" if route in (None, "streamed", "headroom") else "on",
+        shared_histories=SHARED_HISTORIES,
     )
 
 
@@ -240,8 +289,9 @@ def in_part(company: str, page: int) -> Prepare:
     """History is kept in few pages; nobody is parked, so that the schedule stays the reference's."""
 
     def prepare(local: LocalEngine) -> None:
-        pool = PagePool(ALONE_PAGES if company == COMPANIES[0] else PART_PAGES)
-        local.engine.scheduler.retention = Retention(pool, page)
+        pages = {COMPANIES[0]: ALONE_PAGES, COMPANIES[3]: SHARED_PART_PAGES}.get(company, PART_PAGES)
+        pool = PagePool(pages)
+        local.engine.scheduler.kept.retention = Retention(pool, page)
         local.engine.scheduler.turns = None
 
     return prepare

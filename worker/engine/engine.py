@@ -20,43 +20,35 @@ import torch
 from common import log
 from common.config import EngineSettings
 from common.errors import InvariantError
-from common.limits import (
-    ENGINE_IDLE_S,
-    ENGINE_POLL_MAX_S,
-    ENGINE_POLL_MIN_S,
-    STEP_DEADLINE_S,
-    STEPS_REPORTED_MAX_COUNT,
-)
+from common.limits import ENGINE_IDLE_S, STEPS_REPORTED_MAX_COUNT
 from common.messages import LineRef
 from ring.consumer import Consumer
 from worker.engine.addresses import Addresses
 from worker.engine.admission import PagePool
 from worker.engine.attention import KEYWORD, registered
+from worker.engine.contexts import Context, StepPlan
 from worker.engine.device import DeviceError, QueueName
 from worker.engine.device_pool import DevicePool
 from worker.engine.fit import fit, never_fits
 from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.host_pool import HostPool
-from worker.engine.intake import Intake
+from worker.engine.intake import Intake, Prompts
+from worker.engine.landing import Enqueued, landed_tokens
 from worker.engine.model import LoadedModel
 from worker.engine.page_leases import PageLeases
 from worker.engine.quantum import believed
 from worker.engine.retention import retention_of
 from worker.engine.routes import LiveStep, ResidentRoute, Route, StagedRoute
 from worker.engine.sampler import choose
-from worker.engine.scheduler import Context, Scheduler, StepPlan
+from worker.engine.scheduler import Scheduler
 from worker.engine.segments import SegmentBook
 from worker.engine.step import PackedStep, pack
 from worker.engine.stopping import Answer
-from worker.engine.tables import Enqueued, Tables
+from worker.engine.tables import Tables
 from worker.engine.transport import Quarantine, Transport
 from worker.engine.turns import Turns
 from worker.engine.warmup import warm_up
 from worker.structures import EngineFigures, Finished, Request
-
-
-class StepLateError(DeviceError):
-    """A step's work was not over by its deadline: an event that never completes (L4)."""
 
 
 class UnprovenError(DeviceError):
@@ -96,12 +88,12 @@ class Engine:
         self._log.info("fit", model=loaded.name, residency=settings.residency, formula=list(self.fit.formula))
         self._consumer, self._on_finished, self._on_admitted, self._watch = consumer, on_finished, on_admitted, watch
         device.adopt()
-        self.steps = self.tokens = self.hit_bytes = self.headroom_bytes = 0
+        self.steps = self.tokens = self.hit_bytes = self.headroom_bytes = self.spared_bytes = 0
         self.step_seconds: deque[float] = deque(maxlen=STEPS_REPORTED_MAX_COUNT)
         """What each step took; whoever exports them takes them out, and without a reader the oldest go."""
-        self.pages = PageLeases(self.fit.concurrency)
+        self.pages = PageLeases(self.fit.segments)
         self.transport = Transport(device, pages=self.pages)
-        segments = SegmentBook(self.pages, self.fit.concurrency)
+        segments = SegmentBook(self.pages, self.fit.concurrency, self.fit.longs)
         retention = retention_of(self.fit, settings)
         self.turns = Turns(believed(device.kind), self.fit.page_bytes(loaded.geometry), loaded.geometry.token_bytes)
         turns = None if retention is None else self.turns
@@ -109,14 +101,14 @@ class Engine:
         self.pool = DevicePool(device, loaded.geometry, self.fit, loaded.dtype)
         self.host = HostPool(device, loaded.geometry, self.fit, loaded.dtype) if self.fit.slot_rows else None
         rows_max = max(settings.chunk_tokens, self.fit.concurrency + 1)
-        self.tables = Tables(device, rows_max, self.fit.concurrency)
+        self.tables = Tables(device, rows_max, self.fit.segments)
         self._compute = device.queue(QueueName.COMPUTE)
         self.intake = Intake(consumer, self._compute.handle if device.kind == "cuda" else None)
-        self._last = device.allocate_device((self.fit.concurrency,), torch.int64)
+        self.prompts = Prompts(self.intake)
+        self._last = device.allocate_device((self.fit.segments,), torch.int64)
         self.route = self._make_route()
         self._contexts: dict[LineRef, Context] = {}
         self._answers: dict[int, Answer] = {}
-        self._unread: set[int] = set()
         self._planned = 0
         self._next: Enqueued | None = None
         self._decided = False
@@ -125,12 +117,12 @@ class Engine:
         self._stack = ExitStack()
         self._stack.enter_context(registered(loaded.module))
         with device.running(), torch.no_grad():
-            warm_up(loaded, self.pool.slots or self.pool.layers)
+            warm_up(loaded, self.pool.slots or self.pool.layers, shared=self.fit.longs > 0)
         self.use(warm_headroom(device, loaded.geometry, self.fit, settings, loaded.dtype))
 
     def use(self, headroom: HeadroomMemory) -> None:
         """Keep history in this headroom from now on; before the first step."""
-        self.headroom, self.scheduler.headroom = headroom, headroom.books
+        self.headroom, self.scheduler.kept.headroom = headroom, headroom.books
         if headroom.most and isinstance(self.route, StagedRoute):
             self.route.headroom, self.scheduler.turns = headroom, self.turns
 
@@ -204,6 +196,7 @@ class Engine:
     def _plan(self) -> Enqueued | None:
         self._admit_news()
         plan, admitted = self.scheduler.plan(self._planned, time.monotonic())
+        self.prompts.look(self.scheduler.shared)
         for context in admitted:
             self._on_admitted(context.request)
         if self.scheduler.waiting:
@@ -215,6 +208,7 @@ class Engine:
         packed = pack(plan, self.fit)
         self.hit_bytes += packed.hit_rows * self.loaded.geometry.token_bytes
         self.headroom_bytes += packed.headroom_rows * self.loaded.geometry.token_bytes
+        self.spared_bytes += packed.spared_rows * self.loaded.geometry.token_bytes
         return Enqueued(packed, self.tables.upload(packed))
 
     def _admit_news(self) -> None:
@@ -234,7 +228,7 @@ class Engine:
             context = self.scheduler.offer(request, arrival.entry, arrival.offset, time.monotonic())
             self._contexts[request.ref] = context
             self._answers[context.number] = Answer(sampling, self.loaded.decode)
-            self._unread.add(context.number)
+            self.prompts.came(context)
         for ref in news.cancels:
             if ref in self._contexts:
                 self._finish(self._contexts[ref], "cancelled")
@@ -301,30 +295,19 @@ class Engine:
     # -- one step late --------------------------------------------------------------------------------------------
     def _land(self, behind: Enqueued) -> None:
         """The step is over on every queue: retire its leases, read its tokens, publish."""
-        event, plan, shares = behind.over, behind.packed.plan, behind.packed.sampling
-        if event is None:
-            raise InvariantError(f"step {plan.step} lands without having been sampled")
-        pause, since = ENGINE_POLL_MIN_S, time.monotonic()
-        while not self.device.done(event):
-            if time.monotonic() - since > STEP_DEADLINE_S:
-                raise StepLateError(f"step {plan.step} is not over after {STEP_DEADLINE_S:g} s")
-            time.sleep(pause)
-            pause = min(2 * pause, ENGINE_POLL_MAX_S)
-        tokens = self.tables.tokens(behind.upload, len(shares))
-        self.device.host_read(event, tokens)
-        values = tokens.tolist()
-        self.device.release(event)
+        plan, values = behind.packed.plan, landed_tokens(self.device, self.tables, behind)
         self.transport.retire(time.monotonic())
         self.tables.release(behind.upload)
         behind.keep = ()
         self.steps += 1
-        for share, token in zip(shares, values, strict=True):
-            self._prompt_read(share.context)
+        for share, token in zip(behind.packed.sampling, values, strict=True):
+            self.prompts.read(share.context)
             self._take(share.context, token)
         self.scheduler.landed(plan)
+        self.prompts.look(self.scheduler.shared)
         for context in (share.context for share in plan.shares):
             if context.ended and not context.in_flight:
-                self._prompt_read(context)
+                self.prompts.read(context)
                 self.transport.forget(context.number)
 
     def _take(self, context: Context, token: int) -> None:
@@ -343,14 +326,9 @@ class Engine:
         if context.in_flight:
             self.transport.revoke(context.number)
         else:
-            self._prompt_read(context)
+            self.prompts.read(context)
         told = context.story.told(time.monotonic(), context.served.words(self.loaded.geometry.token_bytes))
         self._on_finished(Finished(context.request, tuple(answer.token_ids), reason, "", answer.text_chars, told))
-
-    def _prompt_read(self, context: Context) -> None:
-        if context.number in self._unread:
-            self._unread.remove(context.number)
-            self.intake.read(context.entry)
 
     @property
     def layers(self) -> int:
@@ -360,13 +338,14 @@ class Engine:
     def figures(self) -> EngineFigures:
         """As it stands; any thread may ask."""
         transport, scheduler = self.transport, self.scheduler
-        pool = scheduler.retention.pool if scheduler.retention is not None else PagePool(0)
+        pool = scheduler.kept.retention.pool if scheduler.kept.retention is not None else PagePool(0)
         return EngineFigures(
             self.steps, self.tokens, transport.bytes_in, transport.bytes_back, self.device.events_held,
             transport.book.began - transport.book.retired, len(scheduler.running), len(scheduler.waiting),
             tuple(scheduler.waits.copy().items()), self.hit_bytes, pool.capacity - pool.free, pool.free,
             tuple((reason.value, pages) for reason, pages in pool.moved.copy().items()),
             self.turns.predicted_s, self.turns.measured_s, self.headroom_bytes, *self.headroom.figures(),
+            len(scheduler.shared), scheduler.shared.members, self.spared_bytes,
         )  # fmt: skip
 
     # -- start and end --------------------------------------------------------------------------------------------

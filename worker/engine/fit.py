@@ -1,5 +1,7 @@
 """rules: A5, A6 and A7: how many whole histories fit, as arithmetic with its numbers, and what never can.
 
+The host pool has one segment for each context, and some for histories that several share (H5). With ``--own-tokens``
+the contexts' are short: only those behind them hold a whole history, shared or of one request alone.
 Pure functions of geometry and settings. Knows no device and allocates nothing; the pools allocate what is decided here.
 """
 
@@ -40,6 +42,30 @@ class Fit:
     """What is printed at start."""
     pages: int = 0
     """Pages of history kept on the device, each of ``page_rows`` rows in every layer; behind the slots in the arena."""
+    longs: int = 0
+    """Segments of ``context_rows`` behind those of the contexts: for shared histories (H5)."""
+    short_rows: int = 0
+    """Rows of a context's segment with ``--own-tokens``; 0: ``context_rows``, as everywhere else."""
+
+    @property
+    def own_rows(self) -> int:
+        """Rows of a context's segment."""
+        return self.short_rows or self.context_rows
+
+    @property
+    def segments(self) -> int:
+        """Segments of each dense layer: the contexts', then those for shared histories."""
+        return self.concurrency + self.longs
+
+    @property
+    def rows(self) -> int:
+        """Rows of all segments of one layer."""
+        return self.segment_first(self.segments)
+
+    def segment_first(self, index: int) -> int:
+        """The row of a layer at which a segment begins; where the last one ends, for the index behind it."""
+        own = min(index, self.concurrency)
+        return own * self.own_rows + (index - own) * self.context_rows
 
     def page_bytes(self, geometry: Geometry) -> int:
         """Bytes of all retained pages."""
@@ -77,10 +103,11 @@ def _bounded(fitting: int, settings: EngineSettings, configured: int, words: str
     return fitting
 
 
-def _slot_rows(geometry: Geometry, settings: EngineSettings, concurrency: int, context_rows: int) -> int:
+def _slot_rows(geometry: Geometry, settings: EngineSettings, most: int, context_rows: int) -> int:
+    """``most`` rows are as many as all contexts of a step can need."""
     page = settings.page_tokens
     if not settings.slot_gib:
-        return concurrency * context_rows
+        return most
     rows = int(settings.slot_gib * GIB) // geometry.layer_token_bytes // page * page
     if rows < context_rows:
         need = _need_gib(context_rows * geometry.layer_token_bytes)
@@ -88,7 +115,59 @@ def _slot_rows(geometry: Geometry, settings: EngineSettings, concurrency: int, c
             f"--slot-gib {settings.slot_gib} holds {rows} rows of one layer, one context needs {context_rows}; "
             f"set --slot-gib to {need} or more, or lower --context-tokens"
         )
-    return min(rows, concurrency * context_rows)
+    return min(rows, most)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """Rows of a layer's segments: ``own`` for each context, and ``longs`` whole ones beside them."""
+
+    own: int
+    longs: int
+    context: int
+    short: bool
+
+    @property
+    def beside(self) -> int:
+        return self.longs * self.context
+
+    def holds(self, rows: int) -> int:
+        """Contexts for which ``rows`` have room."""
+        return max(0, rows - self.beside) // self.own
+
+    def slot(self, concurrency: int) -> int:
+        """Rows that all contexts of a step can need: where each has room for a whole history, sharing needs none
+        beside it."""
+        return concurrency * self.own + (self.beside if self.short else 0)
+
+    def words(self, token_bytes: int) -> str:
+        """What stands beside the contexts' own, and how large those are."""
+        beside = f" beside {self.longs} of {_gib(self.context * token_bytes)}" if self.longs else ""
+        return f"{'own parts' if self.short else 'histories'} of {_gib(self.own * token_bytes)}{beside}"
+
+    @property
+    def remedy(self) -> str:
+        """Settings that make it smaller."""
+        more = "--own-tokens, --shared-histories, " if self.short else "--shared-histories, " if self.longs else ""
+        return f"{more}--concurrency or --context-tokens"
+
+
+def _kinds(settings: EngineSettings, context_rows: int) -> _Kinds:
+    if settings.own_tokens:
+        own = rounded_up(settings.own_tokens, settings.page_tokens)
+        return _Kinds(own, max(1, settings.shared_histories), context_rows, own < context_rows)
+    return _Kinds(context_rows, max(0, settings.shared_histories), context_rows, short=False)
+
+
+def _longs(settings: EngineSettings, kinds: _Kinds, concurrency: int, rows: int, lines: list[str]) -> int:
+    """Whole histories beside the contexts' own: as asked for, or, where nothing was, what is left of ``rows``."""
+    longs, words = kinds.longs, "as asked for"
+    if settings.shared_histories < 0 and not kinds.short:
+        left = rows // kinds.context - concurrency
+        longs, words = min(left, concurrency), f"min({left} more histories, {concurrency})"
+    what = "whole histories, shared or of one request alone" if kinds.short else "shared histories"
+    lines.append(f"{what} held at once = {words} = {longs}")
+    return longs
 
 
 def fit(geometry: Geometry, settings: EngineSettings) -> Fit:
@@ -108,57 +187,63 @@ def fit(geometry: Geometry, settings: EngineSettings) -> Fit:
     if settings.residency == "full":
         return _full(geometry, settings, context_rows, arena_rows, lines)
     pool = int(settings.host_pool_gib * GIB)
-    held = pool // history
-    lines.append(
-        f"host pool {settings.host_pool_gib} GiB // one history = {held} histories of {geometry.layers} segments"
-    )
+    kinds = _kinds(settings, context_rows)
+    own = kinds.words(geometry.token_bytes)
+    held = kinds.holds(pool // geometry.token_bytes)
+    lines.append(f"host pool {settings.host_pool_gib} GiB holds {held} {own}, each of {geometry.layers} segments")
     wanted = settings.concurrency
+    need_bytes = (kinds.beside + wanted * kinds.own) * geometry.token_bytes
     concurrency = _bounded(
         held,
         settings,
         wanted,
-        f"--host-pool-gib {settings.host_pool_gib} holds {held} histories of {_gib(history)}, "
-        f"--concurrency {wanted} needs {_gib(wanted * history)}",
-        f"set --host-pool-gib to {_need_gib(wanted * history)} or more, or lower --concurrency or --context-tokens",
+        f"--host-pool-gib {settings.host_pool_gib} holds {held} {own}, --concurrency {wanted} needs {_gib(need_bytes)}",
+        f"set --host-pool-gib to {_need_gib(need_bytes)} or more, or lower {kinds.remedy}",
     )
     if settings.slot_gib:
-        slot_rows = _slot_rows(geometry, settings, concurrency, context_rows)
+        slot_rows = _slot_rows(geometry, settings, kinds.slot(concurrency), context_rows)
         if SLOTS * slot_rows > arena_rows:
             raise RefusedError(
                 f"two staging slots of {_gib(slot_rows * geometry.layer_token_bytes)} do not fit into "
                 f"--device-pages-gib {settings.device_pages_gib}; raise it or lower --slot-gib"
             )
     else:
-        slots_held = arena_rows // (SLOTS * context_rows)
-        need = math.ceil(SLOTS * concurrency * context_rows * geometry.layer_token_bytes / GIB)
+        slots_held = max(0, arena_rows // SLOTS - kinds.slot(0)) // kinds.own
+        need = math.ceil(SLOTS * kinds.slot(concurrency) * geometry.layer_token_bytes / GIB)
+        beside = f"{kinds.slot(0)} rows and " if kinds.slot(0) else ""
         concurrency = _bounded(
             slots_held,
             settings,
             concurrency,
-            f"--device-pages-gib {settings.device_pages_gib} holds two staging slots of {slots_held} contexts x "
-            f"{context_rows} rows x {geometry.layer_token_bytes} B, --concurrency {concurrency} needs {need} GiB",
-            f"set --device-pages-gib to {need} or more, lower --concurrency or --context-tokens, or set --slot-gib",
+            f"--device-pages-gib {settings.device_pages_gib} holds two staging slots of {beside}{slots_held} contexts "
+            f"x {kinds.own} rows x {geometry.layer_token_bytes} B, --concurrency {concurrency} needs {need} GiB",
+            f"set --device-pages-gib to {need} or more, lower {kinds.remedy}, or set --slot-gib",
         )
-        slot_rows = _slot_rows(geometry, settings, concurrency, context_rows)
+        slot_rows = _slot_rows(geometry, settings, kinds.slot(concurrency), context_rows)
+    longs = _longs(settings, kinds, concurrency, pool // geometry.token_bytes, lines)
     slot_bytes = slot_rows * geometry.layer_token_bytes
     lines.append(
         f"staging slots = 2 x {slot_rows} rows x {geometry.layer_token_bytes} B = {_gib(2 * slot_bytes)} "
         f"of {settings.device_pages_gib} GiB of device pages"
     )
-    pages = _pages(geometry, settings, arena_rows - SLOTS * slot_rows, concurrency, lines)
+    pages = _pages(geometry, settings, arena_rows - SLOTS * slot_rows, concurrency, kinds.slot(concurrency), lines)
     lines.append(f"effective concurrency = min({wanted}, {held} on the host, what two slots hold) = {concurrency}")
+    host_bytes = (concurrency * kinds.own + longs * context_rows) * geometry.token_bytes
     return Fit(
-        concurrency, context_rows, page, slot_rows, arena_rows, concurrency * history, slot_bytes, tuple(lines), pages
-    )
+        concurrency, context_rows, page, slot_rows, arena_rows, host_bytes, slot_bytes, tuple(lines), pages, longs,
+        kinds.own if kinds.short else 0,
+    )  # fmt: skip
 
 
-def _pages(geometry: Geometry, settings: EngineSettings, rows: int, concurrency: int, lines: list[str]) -> int:
+def _pages(
+    geometry: Geometry, settings: EngineSettings, rows: int, concurrency: int, all_rows: int, lines: list[str]
+) -> int:
     """Pages of history that what is left of the device pages holds; none when the floors (A2) do not fit."""
     if settings.retain == "off":
         return 0
     page = settings.page_tokens
     context_pages = rounded_up(settings.context_tokens, page) // page
-    pages = min(rows // (geometry.layers * page), PAGES_OF_ALL * concurrency * context_pages)
+    pages = min(rows // (geometry.layers * page), PAGES_OF_ALL * all_rows // page)
     floors = concurrency * (settings.target_pages or FLOOR_PAGES)
     words = (
         f"retained pages = min({rows} rows left // ({geometry.layers} layers x {page} rows), "
@@ -176,21 +261,26 @@ def _pages(geometry: Geometry, settings: EngineSettings, rows: int, concurrency:
 
 
 def _full(geometry: Geometry, settings: EngineSettings, context_rows: int, arena_rows: int, lines: list[str]) -> Fit:
-    history_rows = geometry.layers * context_rows
-    held = arena_rows // history_rows
-    need = math.ceil(settings.concurrency * history_rows * geometry.layer_token_bytes / GIB)
+    kinds = _kinds(settings, context_rows)
+    rows, own = arena_rows // geometry.layers, kinds.words(geometry.token_bytes)
+    held = kinds.holds(rows)
+    need = math.ceil((kinds.beside + settings.concurrency * kinds.own) * geometry.token_bytes / GIB)
     concurrency = _bounded(
         held,
         settings,
         settings.concurrency,
-        f"--residency full: --device-pages-gib {settings.device_pages_gib} holds {held} whole histories of "
-        f"{_gib(history_rows * geometry.layer_token_bytes)}, --concurrency {settings.concurrency} needs {need} GiB",
-        f"set --device-pages-gib to {need} or more, or lower --concurrency or --context-tokens",
+        f"--residency full: --device-pages-gib {settings.device_pages_gib} holds {held} whole {own}, "
+        f"--concurrency {settings.concurrency} needs {need} GiB",
+        f"set --device-pages-gib to {need} or more, or lower {kinds.remedy}",
     )
-    lines.append(f"device pages {settings.device_pages_gib} GiB // one history = {held} histories")
+    lines.append(f"device pages {settings.device_pages_gib} GiB hold {held} {own}")
+    longs = _longs(settings, kinds, concurrency, rows, lines)
     lines.append(f"effective concurrency = min({settings.concurrency}, {held} on the device) = {concurrency}")
-    pages = concurrency * context_rows // settings.page_tokens
-    return Fit(concurrency, context_rows, settings.page_tokens, 0, arena_rows, 0, 0, tuple(lines), pages)
+    pages = (concurrency * kinds.own + longs * context_rows) // settings.page_tokens
+    return Fit(
+        concurrency, context_rows, settings.page_tokens, 0, arena_rows, 0, 0, tuple(lines), pages, longs,
+        kinds.own if kinds.short else 0,
+    )  # fmt: skip
 
 
 def never_fits(prompt_tokens: int, max_tokens: int, context_tokens: int) -> str | None:

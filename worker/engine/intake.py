@@ -6,6 +6,7 @@ on the same ring. Token ids stay where they are: the device gathers them from th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +15,7 @@ from common.errors import InvariantError
 from common.messages import LineRef
 from ring.consumer import Consumer
 from ring.descriptor import Entry
+from worker.engine.contexts import Context
 from worker.structures import Request
 
 
@@ -99,6 +101,11 @@ class Intake:
             del self._open[sequence]
             self._consumer.release(one.entry, self._stream)
 
+    def share(self, sequence: int) -> None:
+        """One prompt of the entry has one reader more: ``read`` is to be called for it too."""
+        if sequence >= 0:
+            self._known(sequence).unread += 1
+
     def hold(self, sequence: int, reason: str) -> None:
         """Why the entry is kept, for whoever asks what holds the ring (R6)."""
         if sequence >= 0:
@@ -109,6 +116,40 @@ class Intake:
         if one is None:
             raise InvariantError(f"entry {sequence} is not in the engine's hands")
         return one
+
+
+class Prompts:
+    """Who still reads which prompt: each context its own, and each shared history the one it was brought by, whether or
+    not that request still runs (H5)."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._unread: set[int] = set()
+        self._shared: dict[int, Context] = {}
+        self._newest = -1
+
+    def came(self, context: Context) -> None:
+        """It will read its prompt."""
+        self._unread.add(context.number)
+
+    def read(self, context: Context) -> None:
+        """It has, or never will; asked again nothing happens."""
+        if context.number in self._unread:
+            self._unread.remove(context.number)
+            self._intake.read(context.entry)
+
+    def look(self, histories: Iterable[Context]) -> None:
+        """At each plan and landing: ``histories`` are held, in ascending order of their numbers. A new one becomes a
+        reader; one that is whole, or was let go, and has no step in flight, is none any more."""
+        for history in histories:
+            if history.number > self._newest:
+                self._newest = history.number
+                self._shared[history.number] = history
+                self._intake.share(history.entry)
+        for number, history in list(self._shared.items()):
+            if not history.in_flight and (history.ended or history.prefilled == history.prompt_tokens):
+                del self._shared[number]
+                self._intake.read(history.entry)
 
 
 def _ref(item: object) -> LineRef:

@@ -21,7 +21,7 @@ from ring.producer import Producer
 from worker.engine.engine import Engine, Watch
 from worker.engine.model import LoadedModel
 from worker.engine.transport import Quarantine
-from worker.structures import Finished, Request, Sampling
+from worker.structures import Finished, Request, Sampling, SharedPrefix
 
 RING_ENTRIES_COUNT = 64
 
@@ -42,12 +42,17 @@ class LocalEngine:
         self.engine = Engine(loaded, Consumer(self.producer), settings, self._finish, self.admitted.append, watch=watch)
         self._numbers = count()
 
-    def submit(self, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling]) -> list[int]:
-        """Publish one batch; the numbers of its requests."""
+    def submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        samplings: Sequence[Sampling],
+        shared: Sequence[SharedPrefix | None] | None = None,
+    ) -> list[int]:
+        """Publish one batch, each prompt with what it shares, if any; the numbers of its requests."""
         numbers, batch = [], []
-        for prompt, sampling in zip(prompts, samplings, strict=True):
+        for prompt, sampling, prefix in zip(prompts, samplings, shared or [None] * len(prompts), strict=True):
             number = next(self._numbers)
-            request = Request(LineRef("local", number, 1), "/v1/completions", "local", len(prompt), sampling)
+            request = Request(LineRef("local", number, 1), "/v1/completions", "local", len(prompt), sampling, prefix)
             numbers.append(number)
             batch.append((request, array("i", prompt)))
         if self.producer.publish(f"local-{numbers[0] if numbers else 0}", batch) is None:

@@ -52,13 +52,16 @@ def believed(kind: str) -> Rates:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A context that could decode. ``nbytes`` of history; ``waited_steps`` since it last ran."""
+    """A context that could decode. ``nbytes`` of its own history, ``shared_bytes`` of the one numbered ``shared`` that
+    it reads with others (H5; -1 for none); ``waited_steps`` since it last ran."""
 
     number: int
     nbytes: int
     remaining: int
     """Tokens it still expects to give."""
     waited_steps: int = 0
+    shared: int = -1
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,21 @@ class Quantum:
 Groups = tuple[tuple[Candidate, ...], ...]
 
 
+def held_bytes(group: Sequence[Candidate]) -> int:
+    """Bytes of a group's histories, a shared one once."""
+    return sum(one.nbytes for one in group) + sum(_shared(group).values())
+
+
+def _shared(group: Sequence[Candidate]) -> dict[int, int]:
+    return {one.shared: one.shared_bytes for one in group if one.shared >= 0}
+
+
 def step_seconds(rates: Rates, pool_bytes: int, group: Sequence[Candidate]) -> float:
     """One step of a group, the pool holding as much of it as fits."""
-    total = sum(one.nbytes for one in group)
+    return _seconds(rates, pool_bytes, held_bytes(group))
+
+
+def _seconds(rates: Rates, pool_bytes: int, total: int) -> float:
     hit = min(total, pool_bytes)
     return rates.seconds(total - hit, hit)
 
@@ -90,10 +105,14 @@ def turn_steps(rates: Rates, pool_bytes: int, groups: Groups) -> list[int]:
     """Steps of each group's turn: as long as fairness allows, since each turn costs its bringing in."""
     if len(groups) == 1:
         return [max(one.remaining for one in groups[0])]
+    return _turn_steps([step_seconds(rates, pool_bytes, group) for group in groups], groups)
+
+
+def _turn_steps(seconds: Sequence[float], groups: Groups) -> list[int]:
     share = FAIR_WAIT_S / (len(groups) - 1)
     steps = []
-    for group in groups:
-        fair = int(share / step_seconds(rates, pool_bytes, group))
+    for group, step_s in zip(groups, seconds, strict=True):
+        fair = int(share / step_s)
         steps.append(max(QUANTUM_MIN_STEPS_COUNT, min(fair, max(one.remaining for one in group))))
     return steps
 
@@ -101,44 +120,72 @@ def turn_steps(rates: Rates, pool_bytes: int, groups: Groups) -> list[int]:
 def tokens_s(rates: Rates, pool_bytes: int, groups: Groups) -> float:
     """Tokens a second over one cycle in which each group has its turn."""
     tokens = seconds = 0.0
-    steps = turn_steps(rates, pool_bytes, groups)
+    held = [held_bytes(group) for group in groups]
+    each = [_seconds(rates, pool_bytes, total) for total in held]
+    steps = turn_steps(rates, pool_bytes, groups) if len(groups) == 1 else _turn_steps(each, groups)
     for index, group in enumerate(groups):
-        decode = steps[index] * step_seconds(rates, pool_bytes, group)
+        decode = steps[index] * each[index]
         tokens += sum(min(one.remaining, steps[index]) for one in group)
         seconds += decode
         if len(groups) > 1:
-            arriving = min(pool_bytes, sum(one.nbytes for one in group))
             before = groups[index - 1]
-            room = max(0, pool_bytes - sum(one.nbytes for one in before))
+            there = sum(nbytes for _, nbytes in _shared(group).items() & _shared(before).items())
+            arriving = min(pool_bytes, held[index] - there)
+            room = max(0, pool_bytes - held[index - 1])
             ahead = min(arriving, room)
-            hidden = min(ahead / rates.link_bytes_s, steps[index - 1] * step_seconds(rates, pool_bytes, before))
+            hidden = min(ahead / rates.link_bytes_s, steps[index - 1] * each[index - 1])
             seconds += arriving / rates.link_bytes_s - hidden
     return tokens / seconds
 
 
 def ways(contexts: Sequence[Candidate], pool_bytes: int) -> list[tuple[str, Groups]]:
     """The ways weighed: one after another as they came, groups of 1, 2, ... in order of size, groups that just fill the
-    pool, any for few. The order counts: what of a turn is brought in during another one depends on its neighbour."""
-    ordered = sorted(contexts, key=lambda one: (one.nbytes, one.number))
-    found: list[tuple[str, Groups]] = [("all at once", (tuple(ordered),))]
-    for size in range(1, len(ordered)):
-        groups = tuple(tuple(ordered[at : at + size]) for at in range(0, len(ordered), size))
-        found.append((f"turns of {size}", groups))
-    if len(ordered) <= _CUT_ANYHOW_COUNT:
-        found += [("turns cut by length", groups) for groups in _cuts(tuple(ordered)) if len(groups) > 1]
-    filled: list[list[Candidate]] = [[]]
-    for one in ordered:
-        if filled[-1] and sum(other.nbytes for other in filled[-1]) + one.nbytes > pool_bytes:
-            filled.append([])
-        filled[-1].append(one)
+    pool, any for few. The order counts: what of a turn is brought in during another one depends on its neighbour.
+    Where histories are shared, also the same with everyone who shares one in one turn."""
+    units = _units(contexts)
+    ordered = [(one,) for unit in units for one in unit]
+    found: list[tuple[str, Groups]] = []
+    if len(units) < len(ordered):
+        found += [(f"{name}, by shared history", groups) for name, groups in _cut(units, pool_bytes)]
+        if len(ordered) <= _CUT_ANYHOW_COUNT:
+            by_size = sorted(contexts, key=lambda one: (one.nbytes + one.shared_bytes, one.number))
+            found += _cut([(one,) for one in by_size], pool_bytes)
+    found += _cut(ordered, pool_bytes)
     if len(ordered) > 1:
         found.append(("turns of 1 as they came", tuple((one,) for one in contexts)))
-    if len(filled) > 1:
-        found.append(("turns that fill the pool", tuple(tuple(group) for group in filled)))
     return found
 
 
-def _cuts(ordered: tuple[Candidate, ...]) -> Iterator[Groups]:
+def _units(contexts: Sequence[Candidate]) -> Groups:
+    """Contexts that share a history together, the others alone; in order of size, of each unit as well."""
+    units: dict[int, list[Candidate]] = {}
+    for one in sorted(contexts, key=lambda one: (one.nbytes, one.number)):
+        units.setdefault(one.shared if one.shared >= 0 else -1 - one.number, []).append(one)
+    return tuple(tuple(unit) for unit in sorted(units.values(), key=lambda unit: (held_bytes(unit), unit[0].number)))
+
+
+def _cut(units: Sequence[tuple[Candidate, ...]], pool_bytes: int) -> list[tuple[str, Groups]]:
+    """Ways to cut units into turns, none of them in two."""
+
+    def flat(cut: Sequence[Sequence[tuple[Candidate, ...]]]) -> Groups:
+        return tuple(tuple(one for unit in group for one in unit) for group in cut)
+
+    found: list[tuple[str, Groups]] = [("all at once", flat((units,)))]
+    for size in range(1, len(units)):
+        found.append((f"turns of {size}", flat([units[at : at + size] for at in range(0, len(units), size)])))
+    if len(units) <= _CUT_ANYHOW_COUNT:
+        found += [("turns cut by length", flat(cut)) for cut in _cuts(tuple(units)) if len(cut) > 1]
+    filled: list[list[tuple[Candidate, ...]]] = [[]]
+    for unit in units:
+        if filled[-1] and held_bytes([*flat([filled[-1]])[0], *unit]) > pool_bytes:
+            filled.append([])
+        filled[-1].append(unit)
+    if len(filled) > 1:
+        found.append(("turns that fill the pool", flat(filled)))
+    return found
+
+
+def _cuts(ordered: tuple[tuple[Candidate, ...], ...]) -> Iterator[tuple[tuple[tuple[Candidate, ...], ...], ...]]:
     """Every way to cut them into groups of neighbours."""
     yield (ordered,)
     for at in range(1, len(ordered)):

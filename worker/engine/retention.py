@@ -106,6 +106,10 @@ class Retention:
             return self._in_place(holding, account.home, start, rows)
         return self._in_slot(holding, start, rows, step)
 
+    def known(self, number: int) -> bool:
+        """Whether it was admitted and has not left."""
+        return number in self._holdings
+
     def park(self, number: int) -> None:
         """Its turn is over: its pages may be reclaimed as idle."""
         self.pool.park(number)

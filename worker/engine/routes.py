@@ -21,6 +21,7 @@ from worker.engine.device_pool import DevicePool, Rows
 from worker.engine.fit import SLOTS, Fit
 from worker.engine.headroom_memory import HeadroomMemory
 from worker.engine.host_pool import HostPool
+from worker.engine.joined import attend_joined
 from worker.engine.kernels import attend
 from worker.engine.leases import Lease
 from worker.engine.step import HistoryRun, PackedStep
@@ -87,15 +88,16 @@ class Route:
             arena.key.index_copy_(0, where.rows, key)
             arena.value.index_copy_(0, where.rows, value)
 
+        def answer() -> torch.Tensor:
+            shared = where.shared
+            if shared is None:
+                return attend(query, arena.key, arena.value, where.spans, scale)
+            first = where.first_shared_row
+            return attend_joined(query, arena.key, arena.value, where.spans, shared, first, scale)
+
         runs = live.packed.runs if self._checked else ()
         self.device.launch(self._compute, append, (), self._pieces(where, runs, _added), "append rows")
-        out = self.device.launch(
-            self._compute,
-            lambda: attend(query, arena.key, arena.value, where.spans, scale),
-            self._pieces(where, runs, _whole),
-            (),
-            "attention",
-        )
+        out = self.device.launch(self._compute, answer, self._pieces(where, runs, _whole), (), "attention")
         if out is None:
             raise InvariantError("a launch on the compute queue gave no value back")
         return out
@@ -221,8 +223,9 @@ class StagedRoute(Route):
         for run, owner in zip(packed.runs, packed.contexts.owners, strict=True):
             base = run.first + (pages if run.in_place else slot)
             for start, end in run.placement.copies:
-                copies.append((arena.key[base + start : base + end], host.key[run.segment, start:end], owner))
-                copies.append((arena.value[base + start : base + end], host.value[run.segment, start:end], owner))
+                source = slice(run.host_first + start, run.host_first + end)
+                copies.append((arena.key[base + start : base + end], host.key[source], owner))
+                copies.append((arena.value[base + start : base + end], host.value[source], owner))
         retained = None
         if packed.retained:
             retained = _both(self._materialise(packed, slot, pages), self._borrow(packed, layer, slot, pages))
@@ -312,6 +315,8 @@ class StagedRoute(Route):
         runs = live.packed.runs
         host = self._host.layers[layer]
         writes = [
-            tensor[run.segment, run.rows : run.rows + run.added] for run in runs for tensor in (host.key, host.value)
+            side[run.host_first + run.rows : run.host_first + run.rows + run.added]
+            for run in runs
+            for side in (host.key, host.value)
         ]
         return Work(scatter, self._pieces(where, runs, _added), writes)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from worker.engine.contexts import Share, StepPlan
 from worker.engine.fit import Fit, rounded_up
 from worker.engine.page_leases import ContextSet
 from worker.engine.retention import Placement, streamed
 from worker.engine.sampling import uniform
-from worker.engine.scheduler import Share, StepPlan
 
 Longs = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
@@ -23,9 +23,10 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HistoryRun:
-    """One context's history of a layer: ``rows`` rows from row ``first`` of the slot, or of the layer's pages, on."""
+    """One context's own history of a layer, or one that several share: ``rows`` rows from row ``first`` of the slot, or
+    of the layer's pages, on; from ``host_first`` of the layer in the host pool."""
 
-    segment: int
+    host_first: int
     first: int
     rows: int
     added: int
@@ -49,16 +50,19 @@ class PackedStep:
     plan: StepPlan
     contexts: ContextSet
     runs: tuple[HistoryRun, ...]
-    """One a share, in order; then those that are only brought in, without a row in this step."""
+    """One a share, in order; then the shared histories; then what is only brought in, without a row in this step."""
     longs: dict[str, Longs]
     """``positions``, ``rows``, ``host_rows``, ``rows_in_place`` (T,); ``prompt_to``, ``prompt_from``
     (prompt rows,); ``last_to``, ``last_from`` (decode rows,); ``sample_rows``, ``sample_segments``, ``top_k`` (S,)."""
     ints: dict[str, Ints]
-    """``query_starts``, ``history_starts``, ``in_place`` (B + 1,), ``lengths`` (B,)."""
+    """``query_starts``, ``history_starts``, ``in_place`` (B + 1,), ``lengths`` (B,): each context's own rows.
+    With G shared histories (H5) the same of them, ``shared_query_starts`` counted from ``first_shared_row``:
+    ``shared_query_starts``, ``shared_history_starts``, ``shared_in_place`` (G + 1,), ``shared_lengths`` (G,)."""
     floats: dict[str, Floats]
     """``temperature``, ``top_p``, ``chance`` (S,); empty when every row is greedy."""
     longest_query: int
     longest_history: int
+    """Of its own rows."""
     tail: tuple[tuple[int, int], ...]
     """How far each context's rows reach after this step, (context, rows): what its leases are sealed with (L3)."""
 
@@ -66,6 +70,10 @@ class PackedStep:
     """Whether any context has pages, of the device or of headroom, to be materialised."""
     captures: bool = False
     """Whether any context's pages are kept, or moved within headroom, after attention."""
+    first_shared_row: int = 0
+    """From this row on queries are of contexts that share a history."""
+    longest_shared_query: int = 0
+    longest_shared_history: int = 0
 
     @property
     def step(self) -> int:
@@ -101,47 +109,102 @@ class PackedStep:
         """Rows of history a layer finds in headroom (H2, H3)."""
         return sum(run.placement.borrowed_rows for run in self.runs)
 
+    @property
+    def spared_rows(self) -> int:
+        """Rows of history that a layer would need once more for each further context if none were shared (H5)."""
+        return sum(one.history.rows * (one.count - 1) for one in self.plan.joined)
 
-def _starts(plan: StepPlan, fit: Fit) -> tuple[tuple[Placement, ...], Longs]:
-    """Where each context's history is, and its first row; behind the last, where the rows end."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Histories:
+    """Where the histories of a plan lie: each share's own, then the shared ones."""
+
+    placements: tuple[Placement, ...]
+    starts: Longs
+    """Each one's first row."""
+    end: int
+    """Where the rows end."""
+
+
+def _histories(plan: StepPlan, fit: Fit) -> _Histories:
+    """In a slot each region is its length rounded up to pages, back to back."""
+    rows = [(share.own_start, share.rows) for share in plan.shares] + [(one.history.rows, 0) for one in plan.joined]
     if not fit.slot_rows:
-        homes = [share.page.index * fit.context_rows for share in plan.shares]
-        placements = tuple(
-            Placement(home, (), hit_rows=share.start) for home, share in zip(homes, plan.shares, strict=True)
-        )
-        return placements, np.array([*homes, homes[-1] + fit.context_rows], np.int64)
-    placements = plan.placements or tuple(streamed(share.start) for share in plan.shares)
+        indices = [share.page.index for share in plan.shares] + [one.page.index for one in plan.joined]
+        homes = [fit.segment_first(index) for index in indices]
+        placements = tuple(Placement(home, (), hit_rows=known) for home, (known, _) in zip(homes, rows, strict=True))
+        last = indices[len(plan.shares) - 1]
+        return _Histories(placements, np.array(homes, np.int64), fit.segment_first(last + 1))
+    own = plan.placements or tuple(streamed(share.own_start) for share in plan.shares)
+    placements = own + tuple(one.placement or streamed(one.history.rows) for one in plan.joined)
     starts, at = [], 0
-    for share, placement in zip(plan.shares, placements, strict=True):
+    for placement, (known, added) in zip(placements, rows, strict=True):
         if placement.home is None:
             starts.append(at)
-            at += rounded_up(share.start + share.rows, fit.page_rows)
+            at += rounded_up(known + added, fit.page_rows)
         else:
             starts.append(placement.home)
-    return placements, np.array([*starts, at], np.int64)
+    return _Histories(placements, np.array(starts, np.int64), at)
+
+
+def _shared_arrays(plan: StepPlan, query_starts: Longs, found: _Histories) -> dict[str, Longs]:
+    """The shared histories' part of ``PackedStep.ints``; empty where none is shared."""
+    if not plan.joined:
+        return {}
+    first, own = query_starts[plan.joined[0].first], len(plan.shares)
+    ends = [query_starts[one.first + one.count] - first for one in plan.joined]
+    in_place = [placement.home is not None for placement in found.placements[own:]]
+    return {
+        "shared_query_starts": np.array([0, *ends], np.int64),
+        "shared_history_starts": np.append(found.starts[own:], found.end),
+        "shared_lengths": np.array([one.history.rows for one in plan.joined], np.int64),
+        "shared_in_place": np.append(in_place, False).astype(np.int64),
+    }
+
+
+def _runs(plan: StepPlan, fit: Fit, found: _Histories) -> tuple[HistoryRun, ...]:
+    rows = [(share.page, share.own_start, share.rows) for share in plan.shares]
+    rows += [(one.page, one.history.rows, 0) for one in plan.joined]
+    runs = tuple(
+        HistoryRun(fit.segment_first(page.index), int(found.starts[index]), known, added, found.placements[index])
+        for index, (page, known, added) in enumerate(rows)
+    )
+    return runs + tuple(
+        HistoryRun(fit.segment_first(one.page.index), one.placement.home or 0, 0, 0, one.placement)
+        for one in plan.arrivals
+    )
+
+
+def _contexts(plan: StepPlan) -> ContextSet:
+    """Whose rows the step's leases hold: a shared history is one owner, however many read it."""
+    shared = [(one.history.number, one.page) for one in plan.joined]
+    arriving = [(one.number, one.page) for one in plan.arrivals]
+    held = [*((share.context.number, share.page) for share in plan.shares), *shared, *arriving]
+    return ContextSet(tuple(number for number, _ in held), tuple(page for _, page in held))
 
 
 def pack(plan: StepPlan, fit: Fit) -> PackedStep:
-    """The arrays of a plan. In a slot each context's region is its length rounded up to pages, back to back."""
-    shares = plan.shares
+    """The arrays of a plan. Positions are absolute; a context that shares a history has own rows from its end on."""
+    shares, found = plan.shares, _histories(plan, fit)
     segments = np.array([share.page.index for share in shares], np.int64)
     starts = np.array([share.start for share in shares], np.int64)
+    bases = np.array([share.context.base for share in shares], np.int64)
     added = np.array([share.rows for share in shares], np.int64)
     query_starts = np.concatenate(([0], np.cumsum(added)))
-    lengths = starts + added
-    placements, history_starts = _starts(plan, fit)
-    in_place = np.array([placement.home is not None for placement in placements])
+    lengths = starts - bases + added
+    placements, history_starts = found.placements, found.starts[: len(shares)]
+    in_place = np.array([placement.home is not None for placement in placements[: len(shares)]])
     positions = np.repeat(starts - query_starts[:-1], added) + np.arange(query_starts[-1])
+    host_firsts = np.array([fit.segment_first(share.page.index) for share in shares], np.int64)
     offsets = np.array([share.context.offset for share in shares], np.int64)
     prompt = np.repeat([share.prompt for share in shares], added)
     samples = np.array([share.samples for share in shares])
     last_rows = query_starts[1:] - 1
     prompt_to = np.flatnonzero(prompt)
-    sampling = [share for share in shares if share.samples]
     longs = {
         "positions": positions,
-        "rows": np.repeat(history_starts[:-1], added) + positions,
-        "host_rows": np.repeat(segments * fit.context_rows, added) + positions,
+        "rows": np.repeat(history_starts - bases, added) + positions,
+        "host_rows": np.repeat(host_firsts - bases, added) + positions,
         "rows_in_place": np.repeat(in_place, added),
         "prompt_to": prompt_to,
         "prompt_from": (np.repeat(offsets, added) + positions)[prompt_to],
@@ -152,30 +215,15 @@ def pack(plan: StepPlan, fit: Fit) -> PackedStep:
     }
     ints = {
         "query_starts": query_starts,
-        "history_starts": history_starts,
+        "history_starts": np.append(history_starts, found.end),
         "lengths": lengths,
         "in_place": np.append(in_place, False),
-    }
-    settings = [share.context.request.sampling for share in sampling]
-    floats: dict[str, Floats] = {}
-    if any(setting.temperature > 0 for setting in settings):
-        longs["top_k"] = np.array([setting.top_k for setting in settings], np.int64)
-        chance = [uniform(share.context.request.sampling.seed, share.number) for share in sampling]
-        floats = {
-            "temperature": np.array([setting.temperature for setting in settings], np.float32),
-            "top_p": np.array([setting.top_p for setting in settings], np.float32),
-            "chance": np.array(chance, np.float32),
-        }
-    runs = tuple(
-        HistoryRun(share.page.index, int(history_starts[index]), share.start, share.rows, placements[index])
-        for index, share in enumerate(shares)
-    ) + tuple(HistoryRun(one.page.index, one.placement.home or 0, 0, 0, one.placement) for one in plan.arrivals)
-    owners = (*(share.page for share in shares), *(one.page for one in plan.arrivals))
-    numbers = (*(share.context.number for share in shares), *(one.number for one in plan.arrivals))
+    } | _shared_arrays(plan, query_starts, found)
+    floats = _chances([share for share in shares if share.samples], longs)
     return PackedStep(
         plan=plan,
-        contexts=ContextSet(numbers, owners),
-        runs=runs,
+        contexts=_contexts(plan),
+        runs=_runs(plan, fit, found),
         longs={name: array.astype(np.int64, copy=False) for name, array in longs.items()},
         ints={name: array.astype(np.int32) for name, array in ints.items()},
         floats=floats,
@@ -184,4 +232,21 @@ def pack(plan: StepPlan, fit: Fit) -> PackedStep:
         tail=tuple((share.context.number, share.start + share.rows) for share in shares),
         retained=any(placement.retained or placement.borrowed for placement in placements),
         captures=bool(plan.shifts) or any(placement.captures or placement.lent for placement in placements),
+        first_shared_row=int(query_starts[plan.joined[0].first]) if plan.joined else 0,
+        longest_shared_query=int(np.diff(ints["shared_query_starts"]).max()) if plan.joined else 0,
+        longest_shared_history=max((one.history.rows for one in plan.joined), default=0),
     )
+
+
+def _chances(sampling: list[Share], longs: dict[str, Longs]) -> dict[str, Floats]:
+    """``PackedStep.floats``; ``top_k`` joins the longs."""
+    settings = [share.context.request.sampling for share in sampling]
+    if all(setting.temperature <= 0 for setting in settings):
+        return {}
+    longs["top_k"] = np.array([setting.top_k for setting in settings], np.int64)
+    chance = [uniform(share.context.request.sampling.seed, share.number) for share in sampling]
+    return {
+        "temperature": np.array([setting.temperature for setting in settings], np.float32),
+        "top_p": np.array([setting.top_p for setting in settings], np.float32),
+        "chance": np.array(chance, np.float32),
+    }

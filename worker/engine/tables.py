@@ -36,16 +36,6 @@ class Upload:
     places: dict[str, tuple[int, int, torch.dtype]]
 
 
-@dataclass(slots=True, eq=False)
-class Enqueued:
-    """A step whose work is on the queues: what must live until it has landed, and how that is seen."""
-
-    packed: PackedStep
-    upload: Upload
-    keep: tuple[object, ...] = ()
-    over: Event | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTensors:
     """A step's arrays on the device; names as in ``PackedStep``. Private to the step: nothing overwrites them."""

@@ -16,11 +16,14 @@ from worker.engine.quantum import Candidate, Quantum, Rates, plan
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """A context that could decode now: ``rows`` of history, ``remaining`` tokens at most."""
+    """A context that could decode now: ``rows`` of history of its own, ``remaining`` tokens at most; it reads
+    ``shared_rows`` of the shared history numbered ``shared`` as well, -1 for none (H5)."""
 
     number: int
     rows: int
     remaining: int
+    shared: int = -1
+    shared_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,9 @@ class Turns:
     def decide(self, step: int, decoding: Sequence[Decoding]) -> Quantum | None:
         """Who decodes in ``step``; None for all of them."""
         among = frozenset(one.number for one in decoding)
-        if sum(one.rows for one in decoding) * self._token_bytes <= self._held_bytes or len(among) < 2:
+        shared = {one.shared: one.shared_rows for one in decoding}
+        rows = sum(one.rows for one in decoding) + sum(shared.values())
+        if rows * self._token_bytes <= self._held_bytes or len(among) < 2:
             self._quantum = None
             return None
         if self._quantum is None or step >= self._until or among != self._among:
@@ -84,6 +89,8 @@ class Turns:
                 max(1, one.rows * self._token_bytes),
                 max(1, one.remaining),
                 step - self._ran.get(one.number, -1),
+                one.shared,
+                one.shared_rows * self._token_bytes,
             )
             for one in decoding
         ]

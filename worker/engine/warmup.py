@@ -11,6 +11,7 @@ import torch
 from common.errors import RefusedError
 from worker.engine.attention import KEYWORD
 from worker.engine.device_pool import Rows
+from worker.engine.joined import attend_joined
 from worker.engine.kernels import Spans, attend
 from worker.engine.model import LoadedModel
 from worker.engine.sampler import Chances, choose
@@ -25,6 +26,8 @@ class Probe:
 
     rows: Rows
     spans: Spans
+    shared: bool = False
+    """Whether the calls over shared histories are made as well, for their kernels (H5)."""
     context_tokens: int = 0
     layers: list[int] = field(default_factory=list)
     shapes: set[tuple[int, int, int, int]] = field(default_factory=set)
@@ -38,11 +41,14 @@ class Probe:
         rows = torch.arange(key.shape[0], device=key.device)
         self.rows.key.index_copy_(0, rows, key)
         self.rows.value.index_copy_(0, rows, value)
+        if self.shared:
+            attend_joined(query, self.rows.key, self.rows.value, self.spans, self.spans, 0, scale)
         return attend(query, self.rows.key, self.rows.value, self.spans, scale)
 
 
-def warm_up(loaded: LoadedModel, pieces: tuple[Rows, ...]) -> None:
-    """Run the passes. Raises ``RefusedError`` for a model whose attention is not what its config said."""
+def warm_up(loaded: LoadedModel, pieces: tuple[Rows, ...], *, shared: bool = False) -> None:
+    """Run the passes, with ``shared`` also as steps that share a history are attended. Raises ``RefusedError`` for a
+    model whose attention is not what its config said."""
     geometry = loaded.geometry
     where = loaded.device.torch_device
     for width in _WIDTHS:
@@ -50,7 +56,7 @@ def warm_up(loaded: LoadedModel, pieces: tuple[Rows, ...]) -> None:
             continue
         starts = torch.tensor([0, width], dtype=torch.int32, device=where)
         spans = Spans([0, width], [0, width], [width], starts, starts, starts[1:], width, width)
-        probe = Probe(pieces[0], spans)
+        probe = Probe(pieces[0], spans, shared)
         logits = loaded.module(
             input_ids=torch.zeros((1, width), dtype=torch.int64, device=where),
             position_ids=torch.arange(width, device=where)[None],

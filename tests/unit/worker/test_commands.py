@@ -45,6 +45,7 @@ def test_flags_and_environment_say_the_same(app: typer.Typer, served: list[Worke
         "--residency": "full", "--page-tokens": "16", "--chunk-tokens": "64", "--slot-gib": "0.5",
         "--dtype": "float32",
         "--retain": "off", "--target-pages": "4", "--burst-pages": "2", "--headroom-reserve-gib": "3.5",
+        "--own-tokens": "48", "--shared-histories": "2",
         "--ring-mib": "2", "--metrics-port": "9", "--echo-delay-ms": "7",
     }  # fmt: skip
     arguments = [part for pair in flags.items() for part in pair]

@@ -36,14 +36,14 @@ def test_it_prints_one_json_object() -> None:
     assert CliRunner().invoke(app, asked).exit_code == 0
 
 
-def test_the_table_of_bits_is_12_of_12_on_every_route() -> None:
+def test_the_table_of_bits_is_16_of_16_on_every_route() -> None:
     """H4, in life: ``haulier bench engine --cells`` before a machine is trusted with a run."""
     result = CliRunner().invoke(_app(), [*CELLS, "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout[result.stdout.index("{\n") :])
-    assert (found["passed"], found["of"], found["resident_repeats"]) == (True, 12, 12)
-    assert found["routes"] == {"streamed": 12, "retained": 12, "retained in part": 12, "headroom": 12, "H1+H2": 12}
-    assert len(found["cells"]) == 60
+    assert (found["passed"], found["of"], found["resident_repeats"]) == (True, 16, 16)
+    assert found["routes"] == {"streamed": 16, "retained": 16, "retained in part": 16, "headroom": 16, "H1+H2": 16}
+    assert len(found["cells"]) == 80
     assert all(cell["equal"] == cell["steps"] > 0 for cell in found["cells"])
 
 
@@ -59,9 +59,9 @@ def test_a_row_that_is_never_written_back_turns_the_table_red(monkeypatch: pytes
     result = CliRunner().invoke(_app(), CELLS)
     assert result.exit_code == 1, result.output
     assert "DIFFERS" in result.stdout
-    assert re.search(r"streamed +0 of 12 cells", result.stdout)
-    assert re.search(r"retained +12 of 12 cells", result.stdout)
-    assert re.search(r"resident repeats +12 of 12", result.stdout)
+    assert re.search(r"streamed +0 of 16 cells", result.stdout)
+    assert re.search(r"retained +16 of 16 cells", result.stdout)
+    assert re.search(r"resident repeats +16 of 16", result.stdout)
 
 
 def test_an_option_that_the_table_would_ignore_is_refused() -> None:

@@ -37,8 +37,8 @@ def swapped_rows(route: StagedRoute) -> None:
         runs = list(packed.runs)
         if packed.step == 4 and layer == 0:
             runs[0], runs[1] = (
-                replace(runs[0], segment=runs[1].segment),
-                replace(runs[1], segment=runs[0].segment),
+                replace(runs[0], host_first=runs[1].host_first),
+                replace(runs[1], host_first=runs[0].host_first),
             )
         original(replace(packed, runs=tuple(runs)), layer)
 
@@ -56,3 +56,26 @@ def wrong_layer(route: StagedRoute) -> None:
         return original(live, where, *rest)
 
     route._call = call  # type: ignore[method-assign]
+
+
+def wrong_shared_rows(route: StagedRoute) -> None:
+    """One row too far of each shared history is staged, in one layer."""
+    _move_shared(route, 1)
+
+
+def shared_rows_of_another(route: StagedRoute) -> None:
+    """In one layer a shared history's rows are those of the segment before it."""
+    _move_shared(route, -48)
+
+
+def _move_shared(route: StagedRoute, rows: int) -> None:
+    original = route._stage
+
+    def stage(packed: PackedStep, layer: int) -> None:
+        runs, own = list(packed.runs), len(packed.plan.shares)
+        if layer == 1:
+            for index in range(own, own + len(packed.plan.joined)):
+                runs[index] = replace(runs[index], host_first=runs[index].host_first + rows)
+        original(replace(packed, runs=tuple(runs)), layer)
+
+    route._stage = stage  # type: ignore[method-assign]

@@ -105,6 +105,7 @@ def at_rest(local: LocalEngine) -> None:
     """Nothing is held once nothing runs: segments, leases, events, ring entries, answers."""
     engine = local.engine
     engine.scheduler.reclaim(engine.steps)
+    engine.scheduler.shared.release(engine.scheduler.kept, engine.steps)
     engine.check()
     assert engine.scheduler.idle
     assert engine.scheduler.segments.held == 0
@@ -133,6 +134,6 @@ def retaining(pages: int, target: int = 0, burst: int = 0) -> Callable[[LocalEng
     """For ``prepare``: history is kept in so few pages; the smallest pool that settings allow holds far more."""
 
     def prepare(local: LocalEngine) -> None:
-        local.engine.scheduler.retention = Retention(PagePool(pages, target, burst), PAGE)
+        local.engine.scheduler.kept.retention = Retention(PagePool(pages, target, burst), PAGE)
 
     return prepare

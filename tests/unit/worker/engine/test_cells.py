@@ -15,6 +15,7 @@ from worker.engine.retention import Placement
 from worker.engine.routes import StagedRoute
 
 CHURN = "8 mixed with churn"
+SHARING = "8 on shared histories"
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -37,7 +38,7 @@ def test_lengths_scale_with_the_page() -> None:
 
 def _swapped_homes(route: StagedRoute, local: LocalEngine) -> None:
     """In place: two contexts' runs of pages change places for a step."""
-    retention = local.engine.scheduler.retention
+    retention = local.engine.scheduler.kept.retention
     if retention is None:
         return
     original = retention.place
@@ -95,3 +96,29 @@ def test_a_route_that_was_not_taken_is_not_passed() -> None:
     assert replace(good, route="headroom", hit_bytes=0, headroom_bytes=10, staged_bytes=10).passed
     assert not replace(good, route="H1+H2", staged_bytes=10).passed
     assert replace(good, route="H1+H2", headroom_bytes=10, staged_bytes=10).passed
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_documents_are_shared_joined_and_left(length: str) -> None:
+    """In every cell of the last company: two contexts or more on one document in a step, and one beside them alone;
+    its first is cancelled while it decodes, another before it has a token."""
+    outcome = reference(SHARING, length)
+    ends = {number: (one.reason, len(one.token_ids)) for number, one in outcome.finished.items()}
+    assert (ends[0][0], ends[0][1] > 0) == ("cancelled", True)
+    assert ends[6] == ("cancelled", 0)
+    assert [reason for reason, _ in ends.values()].count("length") == 6
+    assert outcome.local.engine.spared_bytes > 0
+
+
+@pytest.mark.parametrize("fault", [None, faults.wrong_shared_rows, faults.shared_rows_of_another])
+def test_the_table_turns_red_on_shared_rows(fault: Callable[[StagedRoute], None] | None) -> None:
+    """The control of the cells with sharing: one row too far of a document, or another context's rows."""
+
+    def prepare(local: LocalEngine) -> None:
+        if fault is not None:
+            assert isinstance(local.engine.route, StagedRoute)
+            fault(local.engine.route)
+
+    (row,) = table(model, BASE, prepare, (SHARING,), ("one past a page",))
+    assert row.repeats
+    assert {cell.route for cell in row.cells if not cell.passed} == (set() if fault is None else {"streamed"})

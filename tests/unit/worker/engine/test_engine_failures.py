@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from tests.unit.worker.engine import rigs
-from worker.engine import engine as engine_module
+from worker.engine import landing
 from worker.engine.device import DeviceError, Queue, QueueName
-from worker.engine.engine import StepLateError, UnprovenError
+from worker.engine.engine import UnprovenError
+from worker.engine.landing import StepLateError
 from worker.engine.lanes import Temperament
 from worker.engine.leases import State
 from worker.engine.local import LocalEngine
@@ -141,7 +142,7 @@ def test_an_event_that_never_completes_ends_the_engine_with_its_reason(
     def hang(queue: Queue) -> None:
         raise DeviceError(f"{queue.name.value} does not answer")
 
-    monkeypatch.setattr(engine_module, "STEP_DEADLINE_S", 0.05)
+    monkeypatch.setattr(landing, "STEP_DEADLINE_S", 0.05)
     local = started(Temperament.EARLY, steps=0)
     monkeypatch.setattr(local.engine.device, "done", lambda event: False)
     if not drains:

@@ -62,6 +62,59 @@ def test_shrink_mode_refuses_what_holds_not_one() -> None:
         fit(D16, settings(fit="shrink", host_pool_gib=1.0))
 
 
+def test_many_questions_on_one_document_fit_where_its_history_fits() -> None:
+    """In life: 128 questions of 320 tokens, answer included, on a document of 131,072: a host pool of 1.3 histories and
+    two GiB of device pages; as histories of their own they would need a terabyte."""
+    wanted = {"context_tokens": 131_392, "page_tokens": 64, "concurrency": 128, "device_pages_gib": 2}
+    found = fit(D16, settings(own_tokens=320, host_pool_gib=10.6, **wanted))
+    assert (found.concurrency, found.longs, found.own_rows, found.segments) == (128, 1, 320, 129)
+    assert found.rows == found.slot_rows == 131_392 + 128 * 320
+    assert found.host_bytes / (131_392 * D16.token_bytes) < 1.32
+    assert (found.segment_first(0), found.segment_first(127)) == (0, 127 * 320)
+    assert (found.segment_first(128), found.segment_first(129)) == (128 * 320, found.rows)
+    assert any("whole histories, shared or of one request alone" in line and "= 1" in line for line in found.formula)
+    with pytest.raises(RefusedError, match=r"--host-pool-gib 10\.6 holds 1 histories"):
+        fit(D16, settings(host_pool_gib=10.6, **wanted))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"host_pool_gib": 3.0}, "--own-tokens, --shared-histories, --concurrency or --context-tokens"),
+        ({"concurrency": 300, "host_pool_gib": 64.0}, "--device-pages-gib 1 holds two staging slots of 32000 rows and"),
+        ({"shared_histories": 3, "host_pool_gib": 64.0, "concurrency": 80}, "--slot-gib"),
+        ({"residency": "full"}, "--residency full"),
+    ],
+)
+def test_two_kinds_of_segments_refuse_and_shrink_by_name(changes: dict[str, object], named: str) -> None:
+    """A6, in life: --own-tokens, and one pool is too small for what stands beside: which flag, and how many fit."""
+    wanted = {"own_tokens": 512, "concurrency": 64, "host_pool_gib": 4.0} | changes
+    with pytest.raises(RefusedError, match=named):
+        fit(D16, settings(**wanted))
+    if changes.get("residency") != "full":
+        found = fit(D16, settings(fit="shrink", **wanted))
+        assert 1 <= found.concurrency < int(str(wanted["concurrency"]))
+        assert found.host_bytes <= float(str(wanted["host_pool_gib"])) * GIB
+        assert 2 * found.slot_bytes <= GIB
+
+
+@pytest.mark.parametrize(
+    ("pool", "asked", "longs"), [(8.0, -1, 0), (12.0, -1, 2), (40.0, -1, 4), (12.0, 0, 0), (12.0, 1, 1)]
+)
+def test_shared_histories_are_what_the_pool_holds_beyond(pool: float, asked: int, longs: int) -> None:
+    """In life: four requests, and a host pool of just their histories, of two more, of any number; or as asked for."""
+    found = fit(D16, settings(host_pool_gib=pool, shared_histories=asked))
+    assert (found.concurrency, found.longs) == (4, longs)
+    assert found.slot_rows == 4 * 32_000, "sharing needs no more rows of a slot"
+    assert found.host_bytes == (4 + longs) * 32_000 * D16.token_bytes
+    assert any(
+        f"shared histories held at once = {'' if asked < 0 else 'as asked for = '}" in line for line in found.formula
+    )
+    if asked == 1:
+        with pytest.raises(RefusedError, match="--shared-histories, --concurrency"):
+            fit(D16, settings(host_pool_gib=pool, shared_histories=3))
+
+
 @given(
     layers=st.integers(1, 64),
     heads=st.sampled_from([1, 2, 8]),
@@ -72,6 +125,8 @@ def test_shrink_mode_refuses_what_holds_not_one() -> None:
     context=st.integers(2, 100_000),
     page=st.sampled_from([1, 16, 256]),
     residency=st.sampled_from(["staged", "full"]),
+    own=st.integers(0, 5_000),
+    shared=st.integers(-1, 3),
 )
 def test_what_fits_really_fits(
     layers: int,
@@ -83,6 +138,8 @@ def test_what_fits_really_fits(
     context: int,
     page: int,
     residency: str,
+    own: int,
+    shared: int,
 ) -> None:
     """Whatever is asked for: the pools that follow are within what was given, or it is refused."""
     geometry = Geometry("llama", layers, heads, heads, dim, 2, 1000, 10**6)
@@ -95,6 +152,8 @@ def test_what_fits_really_fits(
         page_tokens=page,
         residency=residency,
         fit="shrink",
+        own_tokens=min(own, context) if shared else 0,
+        shared_histories=shared,
     )
     try:
         found = fit(geometry, wanted)
@@ -105,7 +164,10 @@ def test_what_fits_really_fits(
     assert found.context_rows >= context
     assert found.context_rows % page == 0
     assert found.host_bytes <= host * GIB
-    held = 2 * found.slot_rows if residency == "staged" else layers * found.concurrency * found.context_rows
+    held = 2 * found.slot_rows if residency == "staged" else layers * found.rows
+    assert found.host_bytes in (0, found.rows * geometry.token_bytes)
+    assert found.segment_first(found.segments) == found.rows
+    assert found.longs == shared or shared < 0
     assert held <= found.arena_rows
     assert found.arena_rows * geometry.layer_token_bytes <= pages * GIB
 

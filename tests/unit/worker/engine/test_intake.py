@@ -12,7 +12,8 @@ from ring.accounting import Accounting
 from ring.consumer import Consumer
 from ring.memory import HostRingMemory
 from ring.producer import Producer
-from worker.engine.intake import Intake
+from worker.engine.contexts import Context
+from worker.engine.intake import Intake, Prompts
 from worker.structures import Request, Sampling
 
 
@@ -70,3 +71,30 @@ def test_what_is_no_request_is_a_bug() -> None:
     producer.publish("b", [(request(0, tokens=2), array("i", [1, 2, 3]))])
     with pytest.raises(InvariantError, match="3 ids"):
         intake.look()
+
+
+def test_a_shared_history_reads_the_prompt_of_who_brought_it() -> None:
+    """H5 and R3, in life: the request that brought a document is cancelled before it is prefilled: its entry stays
+    until the document is whole and has landed, or is let go; then it is released, once."""
+    for over in ("whole", "let go"):
+        producer, intake = ring()
+        producer.publish("b", [(request(0, 6), array("i", range(6)))])
+        (arrival,) = intake.look().arrivals
+        prompts = Prompts(intake)
+        context = Context(0, arrival.request, arrival.entry, arrival.offset)
+        history = Context(1, request(0, 4), arrival.entry, arrival.offset, in_flight=1)
+        prompts.came(context)
+        prompts.look([history])
+        prompts.read(context)
+        prompts.read(context)
+        assert intake.entries == 1
+        history.prefilled = 4 if over == "whole" else 2
+        history.ended = over == "let go"
+        prompts.look([history])
+        assert intake.entries == 1, "its last rows are still in flight"
+        history.in_flight = 0
+        prompts.look([history] if over == "whole" else [])
+        assert intake.entries == 0
+        prompts.look([history])
+        producer.poll()
+        assert producer.figures().live == 0

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.limits import FAIR_WAIT_S, QUANTUM_MIN_STEPS_COUNT
-from worker.engine.quantum import Candidate, Groups, Rates, plan, step_seconds, tokens_s, turn_steps
+from worker.engine.quantum import Candidate, Groups, Rates, held_bytes, plan, step_seconds, tokens_s, turn_steps
 
 GB = 10**9
 CARD = Rates(link_bytes_s=55.5 * GB, memory_bytes_s=4_000 * GB, step_s=0.004)
@@ -92,6 +92,39 @@ def test_plan_against_brute_force(sizes: list[int], pool: int, remaining: int, s
     alone: Groups = tuple((one,) for one in all_)
     assert found.tokens_s >= max(tokens_s(rates, pool, (tuple(all_),)), tokens_s(rates, pool, alone)) * (1 - 1e-9)
     assert found.tokens_s >= 0.9 * oracle(rates, pool, all_)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    sizes=st.lists(st.tuples(st.integers(10**8, 4 * GB), st.integers(-1, 1)), min_size=1, max_size=5),
+    shared=st.tuples(st.integers(10**8, 4 * GB), st.integers(10**8, 4 * GB)),
+    pool=st.integers(0, 8 * GB),
+    remaining=st.integers(8, 5_000),
+)
+def test_plan_with_shared_histories_against_brute_force(
+    sizes: list[tuple[int, int]], shared: tuple[int, int], pool: int, remaining: int
+) -> None:
+    """H5: contexts on two documents and alone, whatever the sizes of both parts: within a quarter of the best of all
+    groupings, each counting a shared history once; never slower than all at once."""
+    all_ = [
+        Candidate(number, size, remaining, 0, which, shared[which] if which >= 0 else 0)
+        for number, (size, which) in enumerate(sizes)
+    ]
+    found = plan(CARD, pool, all_)
+    assert found.tokens_s >= tokens_s(CARD, pool, (tuple(all_),)) * (1 - 1e-9)
+    assert found.tokens_s >= 0.75 * oracle(CARD, pool, all_)
+
+
+def test_plan_decodes_a_documents_questions_together() -> None:
+    """In life: two documents, room for one: 64 short questions on each decode in turns by document; as histories of
+    their own a group of one would have been the best."""
+    on = [Candidate(n, 10**6, 256, 0, n % 2, HISTORY) for n in range(128)]
+    found = plan(CARD, HISTORY + 64 * 10**6, on)
+    assert found.runs == tuple(range(0, 128, 2))
+    assert found.way == "turns of 1, by shared history"
+    assert held_bytes(on) == 2 * HISTORY + 128 * 10**6
+    alone = [Candidate(n, 10**6 + HISTORY, 256) for n in range(8)]
+    assert len(plan(CARD, HISTORY + 64 * 10**6, alone).runs) == 1
 
 
 @settings(max_examples=40, deadline=None)

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from common.errors import InvariantError
 from common.messages import LineRef
+from worker.engine.contexts import Context, StepPlan
 from worker.engine.fit import Fit
-from worker.engine.page_leases import PageLeases
-from worker.engine.scheduler import Context, Scheduler, StepPlan
+from worker.engine.page_leases import ContextSet, PageLeases
+from worker.engine.scheduler import Scheduler
 from worker.engine.segments import SegmentBook
 from worker.structures import Request, Sampling
 
@@ -87,6 +88,23 @@ def test_an_ended_context_keeps_its_segment_until_it_has_landed() -> None:
         rules.landed(plan)
         assert (rules.plan(2 + step)[1] == [second]) == (step == 1)
     rules.check()
+
+
+def test_an_ended_context_keeps_its_segment_while_a_lease_touches_it() -> None:
+    """L8, in life: its last step has landed, but a layer's write-back of it is not retired: nobody gets the segment."""
+    leases = PageLeases(1)
+    rules = Scheduler(Fit(1, CONTEXT, PAGE, CONTEXT, 1000, 0, 0, ()), 8, SegmentBook(leases, 1))
+    first, second = offer(rules, 3, 9), offer(rules, 3, 1)
+    plan, _ = rules.plan(0)
+    assert plan is not None
+    assert first.page is not None
+    contexts = ContextSet((first.number,), (first.page,))
+    leases.hold(contexts)
+    rules.end(first)
+    rules.landed(plan)
+    assert rules.plan(1) == (None, [])
+    leases.drop(contexts)
+    assert rules.plan(2)[1] == [second]
 
 
 def test_a_plan_lands_once() -> None:

@@ -30,6 +30,31 @@ def test_books_agree_over_any_life(count: int, moves: list[int]) -> None:
         assert (book.free, book.held) == (count - len(held), len(held))
 
 
+def test_segments_of_two_kinds_never_change_places() -> None:
+    """H5, in life: contexts come and go on short segments, shared histories on long ones."""
+    book = SegmentBook(PageLeases(5), 3, 2)
+    short = [book.take() for _ in range(4)]
+    long = [book.take(long=True) for _ in range(3)]
+    assert [page and page.index for page in short] == [0, 1, 2, None]
+    assert [page and page.index for page in long] == [3, 4, None]
+    for page in (long[0], short[1]):
+        assert page is not None
+        book.give_back(page)
+    book.check()
+    assert (book.free, book.free_longs, book.held) == (1, 1, 3)
+    again, other = book.take(long=True), book.take()
+    assert (again and again.index, other and other.index) == (3, 1)
+    with pytest.raises(SegmentBooksError, match="other kind"):
+        _crossed().check()
+
+
+def _crossed() -> SegmentBook:
+    """A book with a free segment among those of the other kind."""
+    book = SegmentBook(PageLeases(2), 1, 1)
+    book._free, book._free_longs = [1], [0]
+    return book
+
+
 def test_a_segment_under_copy_has_no_new_owner() -> None:
     """L5, in life: a context ends while its history is being staged."""
     leases = PageLeases(1)

@@ -76,7 +76,7 @@ def test_the_scheduler_tells_who_waited_for_what_and_whose_pages_moved() -> None
     assert notes[0] == "1.00 s, step 0: waited for segments: all 1 segments of the host pool are owned"
     assert notes[1] == "2.00 s, step 1: admitted"
     rules = scheduler()
-    rules.retention = Retention(PagePool(6, target=2), 4)
+    rules.kept.retention = Retention(PagePool(6, target=2), 4)
     borrower = offer(rules, 8, 16)
     rules.plan(0, 1.0)
     newcomer = offer(rules, 8, 16)

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from tests.unit.worker.engine import rigs
 from worker.engine.admission import Reason
+from worker.engine.contexts import StepPlan
 from worker.engine.lanes import Temperament
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel
 from worker.engine.quantum import Quantum, Rates
-from worker.engine.scheduler import StepPlan
 from worker.engine.turns import Decoding, Turns
 from worker.engine.virtual_device import VirtualDevice
+from worker.structures import Sampling
 
 TOKEN = 384
 """Bytes of history a token of the small model."""
@@ -161,7 +162,10 @@ def decoders(outcome_plans: list[StepPlan]) -> dict[int, tuple[int, ...]]:
 
 
 def run(
-    prepare: Callable[[LocalEngine], None], temperament: Temperament, **changes: object
+    prepare: Callable[[LocalEngine], None],
+    temperament: Temperament,
+    script: rigs.Scenario = FOUR,
+    **changes: object,
 ) -> tuple[rigs.Outcome, list[StepPlan]]:
     """A run and its plans."""
     plans: list[StepPlan] = []
@@ -178,7 +182,7 @@ def run(
 
         local.engine.scheduler.plan = plan  # type: ignore[method-assign]
 
-    return rigs.run(on(temperament), FOUR, look, concurrency=4, **changes), plans
+    return rigs.run(on(temperament), script, look, concurrency=4, **changes), plans
 
 
 @pytest.mark.parametrize("temperament", [Temperament.EARLY, Temperament.LATE, Temperament.RANDOM])
@@ -192,7 +196,7 @@ def test_the_engine_follows_the_plan_and_keeps_its_bits(temperament: Temperament
     assert {one.reason for one in outcome.finished.values()} == {"length"}
     alone = {plan.shares[0].context.number for plan in plans if len(plan.shares) == 1 and not plan.shares[0].prompt}
     assert len(alone) >= 3
-    pool = outcome.local.engine.scheduler.retention.pool  # type: ignore[union-attr]
+    pool = outcome.local.engine.scheduler.kept.retention.pool  # type: ignore[union-attr]
     assert pool.moved[Reason.IDLE] > 0
     arrived = sum(end - start for plan in plans for one in plan.arrivals for start, end in one.placement.copies)
     assert (arrived > 0) == (not planned)
@@ -202,3 +206,64 @@ def test_the_engine_follows_the_plan_and_keeps_its_bits(temperament: Temperament
 
     same, _ = run(replay, Temperament.EAGER, residency="full")
     assert rigs.same(outcome, same)
+
+
+DOCUMENTS = rigs.Scenario(
+    prompts=tuple((length, Sampling(10)) for length in (36, 30, 33, 29)),
+    arrive={0: (0, 1, 2, 3)},
+    shared=((0, 24), (1, 24), (0, 24), (2, 24)),
+)
+"""Two questions on one document, one on each of two others."""
+
+
+class ByDocument(InTurn):
+    """Those who share a history in one turn, one history after the other."""
+
+    def decide(self, step: int, decoding: Sequence[Decoding]) -> Quantum | None:
+        shared = sorted({one.shared for one in decoding})
+        at = step // self.steps
+        turn, following = (
+            tuple(one.number for one in decoding if one.shared == shared[(at + more) % len(shared)]) for more in (0, 1)
+        )
+        return Quantum(turn, 1, "by document", 1.0, 1.0, following=following)
+
+
+@pytest.mark.parametrize(
+    ("planner", "pages", "temperament"),
+    [
+        (ByDocument, 18, Temperament.LATE),
+        (ByDocument, 22, Temperament.RANDOM),
+        (InTurn, 16, Temperament.RANDOM),
+        (InTurn, 24, Temperament.LATE),
+        (None, 18, Temperament.RANDOM),
+    ],
+)
+def test_shared_histories_are_parked_with_their_members_and_come_back(
+    planner: type[InTurn] | None, pages: int, temperament: Temperament
+) -> None:
+    """H5 and H6, in life: pages for one document and its questions: another one's are reclaimed with its questions'
+    while these are parked, and come in once for all of them. Bits are the reference's over the same schedule."""
+    prepare = taking_turns(pages, None if planner is None else planner(4, 7))
+    outcome, plans = run(prepare, temperament, DOCUMENTS, retain="on", shared_histories=3)
+    assert {one.reason for one in outcome.finished.values()} == {"length"}
+    retention = outcome.local.engine.scheduler.kept.retention
+    assert retention is not None
+    assert retention.pool.moved[Reason.IDLE] > 0
+    arrived = [sum(one.number == number for number in (6, 5, 4)) for plan in plans for one in plan.arrivals]
+    assert planner is None or sum(arrived) > 0, "a document is brought in beside another one's turn"
+
+    def replay(local: LocalEngine) -> None:
+        local.engine.scheduler.turns = Replay(decoders(plans))
+
+    same, _ = run(replay, Temperament.EAGER, DOCUMENTS, residency="full", shared_histories=3)
+    assert rigs.same(outcome, same)
+
+
+def test_a_shared_history_counts_once_for_the_pool() -> None:
+    """In life: four questions on a document that fit beside it: nobody is parked, nothing is planned; each with a
+    history of its own would not fit."""
+    turns = Turns(SLOW_LINK, 100 * TOKEN, TOKEN)
+    shared = [Decoding(number, 20, 50, 9, 20) for number in range(4)]
+    assert turns.decide(0, shared) is None
+    alone = [Decoding(number, 40, 50) for number in range(4)]
+    assert turns.decide(1, alone) is not None
