@@ -1,8 +1,8 @@
 """rules: drafted tokens: what may come next, looked up in a context's own text, and how much of it the model confirmed.
 
 An n-gram lookup: where the newest tokens stood before, what followed them is proposed. One staged pass then samples
-after the last token and after every proposed one. A proposal is taken while it is what the model sampled before it, so the
-answer is what it would have been, greedy or drawn: each token is sampled from the model's own distribution behind
+after the last token and after every proposed one. A proposal is taken while it is what the model sampled before it, so
+the answer is what it would have been, greedy or drawn: each token is sampled from the model's own distribution behind
 tokens that are all its own. Knows no model and no device.
 """
 
