@@ -111,6 +111,12 @@ def worker(
         envvar="HAULIER_SHARED_HISTORIES",
         help="Histories that several requests share, held beside theirs; 0: none, -1: as many as fit.",
     ),
+    draft_tokens: int = typer.Option(
+        0,
+        "--draft-tokens",
+        envvar="HAULIER_DRAFT_TOKENS",
+        help="Tokens looked up in a request's own text and verified in one pass; 0: none.",
+    ),
     ring_mib: int = typer.Option(64, "--ring-mib", envvar="HAULIER_RING_MIB", help="Payload of the ring."),
     metrics_port: int = typer.Option(
         0, "--metrics-port", envvar="HAULIER_METRICS_PORT", help="Serve metrics there; 0 for no port."
@@ -134,7 +140,7 @@ def worker(
             host_pool_gib=host_pool_gib, concurrency=concurrency, context_tokens=context_tokens, fit=fit,
             residency=residency, page_tokens=page_tokens, chunk_tokens=chunk_tokens, slot_gib=slot_gib, dtype=dtype,
             threads=threads, retain=retain, target_pages=target_pages, burst_pages=burst_pages, own_tokens=own_tokens,
-            shared_histories=shared_histories,
+            shared_histories=shared_histories, draft_tokens=draft_tokens,
         ),
         ring_mib=ring_mib,
         metrics_port=metrics_port,

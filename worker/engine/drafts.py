@@ -11,6 +11,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
+from common.errors import InvariantError
+
 LONGEST_MATCH_TOKENS = 4
 """So many newest tokens are looked for first, then fewer; the longer the match, the likelier the proposal."""
 SHORTEST_MATCH_TOKENS = 2
@@ -70,3 +72,46 @@ def confirmed(drafts: Sequence[int], sampled: Sequence[int]) -> int:
             break
         count += 1
     return count
+
+
+class Drafts:
+    """The texts of running requests, and what became of what was proposed. ``most`` tokens a stage. One thread."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._texts: dict[int, DraftText] = {}
+        self.stages = self.proposed = self.taken = 0
+        """Decode stages of a request each; tokens proposed in them, and taken."""
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Stages, proposed, taken."""
+        return self.stages, self.proposed, self.taken
+
+    def begin(self, number: int, prompt: array[int] | None) -> None:
+        """A request with its prompt. Raises ``InvariantError`` if whoever prepared it kept none on the host."""
+        if prompt is None:
+            raise InvariantError(f"context {number} is to be drafted for, and its prompt was not kept on the host")
+        self._texts[number] = DraftText(prompt)
+
+    def propose(self, number: int, room: int) -> tuple[int, ...]:
+        """The input of a request's decode stage: its newest token, and at most ``room`` that may follow."""
+        text = self._texts[number]
+        most = min(self.most, room)
+        return (text.last, *(text.propose(most) if most > 0 else ()))
+
+    def landed(self, number: int, ids: Sequence[int], sampled: Sequence[int]) -> Sequence[int]:
+        """What the model sampled behind each of ``ids`` (empty: the prompt's end): the tokens that count."""
+        count = confirmed(ids[1:], sampled)
+        if ids:
+            self.stages += 1
+            self.proposed += len(ids) - 1
+            self.taken += count
+        tokens = sampled[: count + 1]
+        if number in self._texts:
+            self._texts[number].add(tokens)
+        return tokens
+
+    def end(self, number: int) -> None:
+        """The request is over."""
+        self._texts.pop(number, None)

@@ -97,6 +97,12 @@ class Retention:
         holding = self._holdings.get(number)
         return holding is not None and not holding.account.parked
 
+    def confirm(self, number: int, rows: int) -> None:
+        """Only the first ``rows`` rows of its history are: what else was appended is not retained (drafted tokens)."""
+        holding = self._holdings[number]
+        holding.resident = min(holding.resident, rows)
+        holding.captured = {index for index in holding.captured if index < rows // self._page}
+
     def park(self, number: int) -> None:
         """Its turn is over: its pages may be reclaimed as idle."""
         self.pool.park(number)
