@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
@@ -300,7 +300,8 @@ class Engine:
         self.steps += 1
         at = 0
         for share in behind.packed.sampling:
-            sampled, at = values[at : at + share.sampled_rows], at + share.sampled_rows
+            sampled: Sequence[int] = values[at : at + share.sampled_rows]
+            at += share.sampled_rows
             self.prompts.read(share.context)
             if self.drafts is not None:
                 sampled = self.drafts.landed(share.context.number, share.ids, sampled)
