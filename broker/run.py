@@ -32,6 +32,7 @@ from common.config import ClientSettings, EngineSettings, KeySettings
 from common.engine_options import (
     DEFAULTS,
     BurstPages,
+    DraftTokens,
     HeadroomGib,
     HeadroomReserveGib,
     OwnTokens,
@@ -147,6 +148,7 @@ def run_command(
     headroom_reserve_gib: HeadroomReserveGib = DEFAULTS.headroom_reserve_gib,
     own_tokens: OwnTokens = DEFAULTS.own_tokens,
     shared_histories: SharedHistories = DEFAULTS.shared_histories,
+    draft_tokens: DraftTokens = DEFAULTS.draft_tokens,
     echo: Annotated[
         bool, typer.Option("--echo", envvar="HAULIER_ECHO", help="No model: each answer is its request's own text.")
     ] = False,
@@ -158,7 +160,7 @@ def run_command(
     engine = EngineSettings(
         model, device, device_pages_gib, host_pool_gib, concurrency, context_tokens, fit, residency, page_tokens,
         chunk_tokens, slot_gib, dtype, threads, retain, target_pages, burst_pages, headroom_gib, headroom_reserve_gib,
-        own_tokens, shared_histories,
+        own_tokens, shared_histories, draft_tokens,
     )  # fmt: skip
     plan = Plan(source, output, error, engine, state, workers, lenient, echo)
     if as_json and output == "-":

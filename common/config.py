@@ -138,6 +138,9 @@ class EngineSettings:
     """Histories shared by several requests that the pools hold beside the requests' own; 0 for none, -1 for as many as
     there is room for, or one with ``own_tokens``."""
 
+    draft_tokens: int = 0
+    """Tokens proposed from a request's own text and verified in one staged pass; 0 drafts none."""
+
     def __post_init__(self) -> None:
         _need(bool(self.model), "--model says which model to serve")
         _need(
@@ -185,6 +188,10 @@ class EngineSettings:
             not self.own_tokens or self.shared_histories != 0,
             f"--own-tokens {self.own_tokens} gives requests no room for a whole history: "
             "set --shared-histories to 1 or more, or leave --own-tokens out",
+        )
+        _need(
+            0 <= self.draft_tokens <= limits.DRAFT_MAX_TOKENS,
+            f"--draft-tokens {self.draft_tokens} must be 0 (none) to {limits.DRAFT_MAX_TOKENS}",
         )
         _need(0 <= self.threads <= 1024, f"--threads {self.threads} must be 0 (half the cores) to 1024")
         _need(

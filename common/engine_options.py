@@ -1,5 +1,5 @@
 """values: options of an engine that several commands have: what is kept on the device beside staging (H1,
-H2), and what requests share (H5).
+H2), what requests share (H5), and drafts.
 
 ``haulier worker`` and ``haulier run`` declare their parameters with these; defaults are those of ``EngineSettings``.
 """
@@ -62,5 +62,13 @@ SharedHistories = Annotated[
         "--shared-histories",
         envvar="HAULIER_SHARED_HISTORIES",
         help="Histories that several requests share, held beside theirs; 0: none, -1: as many as fit.",
+    ),
+]
+DraftTokens = Annotated[
+    int,
+    typer.Option(
+        "--draft-tokens",
+        envvar="HAULIER_DRAFT_TOKENS",
+        help="Tokens looked up in a request's own text and verified in one pass; 0: none.",
     ),
 ]

@@ -170,6 +170,8 @@ CONTEXT_TOKENS = 2048
 PAGE_TOKENS = 256
 """Default tokens of one page: few large copies, little waste for long histories."""
 PREFILL_CHUNK_TOKENS = 2048
+DRAFT_MAX_TOKENS = 64
+"""More tokens drafted at once are hardly ever all right, and each is a row of the step."""
 """Default new rows of one step: prompts longer than this are prefilled over several steps."""
 PREFIX_JOBS_MAX_COUNT = 16
 """Jobs whose prompts a worker compares with later ones (H5)."""

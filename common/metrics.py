@@ -80,6 +80,8 @@ class Metrics:
         self.spared_bytes = self._counter(
             "spared_bytes", "History bytes that steps read once and would need again for each request that shares (H5)"
         )
+        self.draft_stages = self._counter("draft_stages", "Decode passes of requests, one each, with --draft-tokens")
+        self.draft_tokens = self._counter("draft_tokens", "Drafted tokens, proposed and taken", "which")
         self.admission_waits = self._counter(
             "admission_waits", "Steps planned while the next request waited, by reason (A7)", "reason"
         )

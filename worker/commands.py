@@ -20,6 +20,7 @@ from common.config import EngineSettings, KeySettings, WorkerSettings, endpoints
 from common.engine_options import (
     DEFAULTS,
     BurstPages,
+    DraftTokens,
     HeadroomGib,
     HeadroomReserveGib,
     OwnTokens,
@@ -108,6 +109,7 @@ def worker(
     headroom_reserve_gib: HeadroomReserveGib = DEFAULTS.headroom_reserve_gib,
     own_tokens: OwnTokens = DEFAULTS.own_tokens,
     shared_histories: SharedHistories = DEFAULTS.shared_histories,
+    draft_tokens: DraftTokens = DEFAULTS.draft_tokens,
     ring_mib: int = typer.Option(64, "--ring-mib", envvar="HAULIER_RING_MIB", help="Payload of the ring."),
     metrics_port: int = typer.Option(
         0, "--metrics-port", envvar="HAULIER_METRICS_PORT", help="Serve metrics there; 0 for no port."
@@ -132,7 +134,7 @@ def worker(
             residency=residency, page_tokens=page_tokens, chunk_tokens=chunk_tokens, slot_gib=slot_gib, dtype=dtype,
             threads=threads, retain=retain, target_pages=target_pages, burst_pages=burst_pages,
             headroom_gib=headroom_gib, headroom_reserve_gib=headroom_reserve_gib, own_tokens=own_tokens,
-            shared_histories=shared_histories,
+            shared_histories=shared_histories, draft_tokens=draft_tokens,
         ),
         ring_mib=ring_mib,
         metrics_port=metrics_port,

@@ -99,6 +99,9 @@ class Figures:
         out.shared_histories.set(engine.shared_histories)
         out.sharing.set(engine.sharing)
         out.advance(out.spared_bytes, engine.spared_bytes)
+        out.advance(out.draft_stages, engine.draft_stages)
+        out.advance(out.draft_tokens.labels(which="proposed"), engine.drafts_proposed)
+        out.advance(out.draft_tokens.labels(which="taken"), engine.drafts_taken)
         out.device_pages.labels(state="held").set(engine.pages_held)
         out.device_pages.labels(state="free").set(engine.pages_free)
         for reason, count in engine.pages_moved:

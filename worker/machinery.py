@@ -135,7 +135,8 @@ def _machinery(
     name, context = settings.engine.model, settings.engine.context_tokens
     serving = Serving(name, context, codec.vocabulary, stop_ids)
     model = ModelInfo(name, print_, context)
-    preparer = Preparer(codec, serving, f"fp_{print_[:16]}", SystemClock(), page_tokens)
+    drafting = settings.engine.draft_tokens > 0
+    preparer = Preparer(codec, serving, f"fp_{print_[:16]}", SystemClock(), page_tokens, drafting=drafting)
     return Machinery(model, concurrency, producer.memory.capacity_bytes, producer, engine, preparer)
 
 

@@ -54,6 +54,8 @@ class Request(NamedTuple):
     prompt_tokens: int
     sampling: Sampling
     shared: SharedPrefix | None = None
+    text: array[int] | None = None
+    """The prompt's int32 token ids, kept on the host where tokens are drafted from them."""
 
 
 class Prepared(NamedTuple):
@@ -137,3 +139,7 @@ class EngineFigures:
     """Running requests that share one."""
     spared_bytes: int = 0
     """History that steps read without staging it, or holding it, once more for each request."""
+    draft_stages: int = 0
+    drafts_proposed: int = 0
+    drafts_taken: int = 0
+    """Decode passes of a request each, tokens proposed in them, and taken."""

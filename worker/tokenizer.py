@@ -85,16 +85,24 @@ class HubCodec:
 
 class Preparer:
     """Lines to requests, results to bodies. ``page_tokens``: prompts share their beginnings in whole pages of so many
-    tokens; 0 for not at all (H5). One thread."""
+    tokens; 0 for not at all (H5). ``drafting`` keeps prompts on the host for the engine. One thread."""
 
     def __init__(
-        self, codec: TextCodec, serving: Serving, fingerprint: str, clock: Clock, page_tokens: int = 0
+        self,
+        codec: TextCodec,
+        serving: Serving,
+        fingerprint: str,
+        clock: Clock,
+        page_tokens: int = 0,
+        *,
+        drafting: bool = False,
     ) -> None:
         self._codec = codec
         self._serving = serving
         self._fingerprint = fingerprint
         self._clock = clock
         self._prefixes = Prefixes(page_tokens)
+        self._drafting = drafting
 
     def prepare(self, jobs: Sequence[TokenizeJob]) -> list[Prepared | Outcome]:
         """Each line ready for the ring, or its refusal, in order. A line that breaks the tokenizer fails alone."""
@@ -146,7 +154,8 @@ class Preparer:
     def _request(self, job: TokenizeJob, asked: Asked, ids: Sequence[int]) -> Prepared:
         sampling = rules.sampling(asked, len(ids), self._serving)
         held = ids if isinstance(ids, array) else array("i", ids)
-        return Prepared(Request(job.ref, job.url, self._serving.model, len(ids), sampling), held)
+        text = held if self._drafting else None
+        return Prepared(Request(job.ref, job.url, self._serving.model, len(ids), sampling, text=text), held)
 
     def answer(self, finished: Sequence[Finished]) -> list[Outcome]:
         """Each request's result as its line will show it, in order. One that cannot be told fails alone."""

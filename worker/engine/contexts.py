@@ -82,9 +82,17 @@ class Share:
     start: int
     rows: int
     prompt: bool
-    """The rows are the prompt's; else the one row is the last sampled token."""
+    """The rows are the prompt's; else the first is the last sampled token's, and the only one without drafts."""
     number: int
-    """Which of its answer's tokens the last row samples (from 0); -1 for a chunk inside the prompt."""
+    """Which of its answer's tokens the first row that samples gives (from 0); -1 for a chunk inside the prompt."""
+    ids: tuple[int, ...] = ()
+    """The tokens of its rows, where tokens are drafted: the last one and those that may follow, each row samples. Empty
+    elsewhere: the last sampled token is on the device."""
+
+    @property
+    def sampled_rows(self) -> int:
+        """Its last so many rows sample a token each."""
+        return max(1, len(self.ids)) if self.samples else 0
 
     @property
     def own_start(self) -> int:

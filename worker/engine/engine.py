@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from worker.engine.attention import KEYWORD, registered
 from worker.engine.contexts import Context, StepPlan
 from worker.engine.device import DeviceError, QueueName
 from worker.engine.device_pool import DevicePool
+from worker.engine.drafts import Drafts
 from worker.engine.fit import fit, never_fits
 from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.host_pool import HostPool
@@ -97,11 +98,12 @@ class Engine:
         retention = retention_of(self.fit, settings)
         self.turns = Turns(believed(device.kind), self.fit.page_bytes(loaded.geometry), loaded.geometry.token_bytes)
         turns = None if retention is None else self.turns
-        self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, retention, turns)
+        self.drafts = Drafts(settings.draft_tokens) if settings.draft_tokens else None
+        self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, retention, turns, self.drafts)
         self.pool = DevicePool(device, loaded.geometry, self.fit, loaded.dtype)
         self.host = HostPool(device, loaded.geometry, self.fit, loaded.dtype) if self.fit.slot_rows else None
-        rows_max = max(settings.chunk_tokens, self.fit.concurrency + 1)
-        self.tables = Tables(device, rows_max, self.fit.segments)
+        sampled_max = self.fit.segments * (1 + settings.draft_tokens)
+        self.tables = Tables(device, max(settings.chunk_tokens, sampled_max + 1), self.fit.segments, sampled_max)
         self._compute = device.queue(QueueName.COMPUTE)
         self.intake = Intake(consumer, self._compute.handle if device.kind == "cuda" else None)
         self.prompts = Prompts(self.intake)
@@ -149,12 +151,13 @@ class Engine:
                 logits = self._forward(live, self._gather(live))
                 self._next_step()
                 self._sample(now, live, logits)
-            behind, self._behind = self._behind, now
+            # with drafts the next plan needs this step's tokens; else they are read one step late
+            behind, self._behind = (self._behind, now) if self.drafts is None else (now, None)
             if behind is not None:
                 self._land(behind)
                 took = time.monotonic() - began
                 self.step_seconds.append(took)
-                if now is not None and behind.packed.tokens == len(behind.packed.plan.shares):
+                if now is not None and behind.packed.decodes_only:
                     self.turns.learn(behind.packed.staged_rows, behind.packed.device_rows, took)
             self.turns.headroom_bytes = self.headroom.tend(self._planned)
         return now is not None or behind is not None
@@ -188,7 +191,7 @@ class Engine:
     def _next_step(self) -> PackedStep | None:
         """The step after the one under way: planned once, when its first copies may start; on the reference route after
         the last layer, knowing the same, so that both routes run the same schedule."""
-        if not self._decided:
+        if not self._decided and self.drafts is None:
             self._decided = True
             self._next = self._plan()
         return None if self._next is None else self._next.packed
@@ -229,6 +232,8 @@ class Engine:
             self._contexts[request.ref] = context
             self._answers[context.number] = Answer(sampling, self.loaded.decode)
             self.prompts.came(context)
+            if self.drafts is not None:
+                self.drafts.begin(context.number, request.text)
         for ref in news.cancels:
             if ref in self._contexts:
                 self._finish(self._contexts[ref], "cancelled")
@@ -247,11 +252,13 @@ class Engine:
             self.intake.before_reading(share.context.entry)
 
         def ids() -> torch.Tensor:
+            drafted = tensors.get("ids")
+            newest = last.index_select(0, tensors["last_from"]) if drafted is None else drafted
             if not prompts:
-                return last.index_select(0, tensors["last_from"])[None]
+                return newest[None]
             out = torch.empty(live.packed.tokens, dtype=torch.int64, device=last.device)
             out.index_copy_(0, tensors["prompt_to"], payload.index_select(0, tensors["prompt_from"]).long())
-            out.index_copy_(0, tensors["last_to"], last.index_select(0, tensors["last_from"]))
+            out.index_copy_(0, tensors["last_to"], newest)
             return out[None]
 
         firsts = [(share.context.offset + share.start, share.rows) for share in prompts]
@@ -278,7 +285,8 @@ class Engine:
         if self._watch is not None:
             self._watch(now.packed.plan, logits)
         tokens = choose(logits, tensors.chances)
-        self._last.index_copy_(0, tensors["sample_segments"], tokens)
+        if self.drafts is None:
+            self._last.index_copy_(0, tensors["sample_segments"], tokens)
         kept = self.tables.sampled(now.upload, tokens.numel())
 
         def keep() -> None:
@@ -300,9 +308,16 @@ class Engine:
         self.tables.release(behind.upload)
         behind.keep = ()
         self.steps += 1
-        for share, token in zip(behind.packed.sampling, values, strict=True):
+        at = 0
+        for share in behind.packed.sampling:
+            sampled: Sequence[int] = values[at : at + share.sampled_rows]
+            at += share.sampled_rows
             self.prompts.read(share.context)
-            self._take(share.context, token)
+            if self.drafts is not None:
+                sampled = self.drafts.landed(share.context.number, share.ids, sampled)
+                self.scheduler.confirm(share, len(sampled))
+            for token in sampled:
+                self._take(share.context, token)
         self.scheduler.landed(plan)
         self.prompts.look(self.scheduler.shared)
         for context in (share.context for share in plan.shares):
@@ -322,6 +337,8 @@ class Engine:
         """Say how a request ended, once; its memory waits for what is in flight (L8)."""
         del self._contexts[context.request.ref]
         answer = self._answers.pop(context.number)
+        if self.drafts is not None:
+            self.drafts.end(context.number)
         self.scheduler.end(context)
         if context.in_flight:
             self.transport.revoke(context.number)
@@ -346,6 +363,7 @@ class Engine:
             tuple((reason.value, pages) for reason, pages in pool.moved.copy().items()),
             self.turns.predicted_s, self.turns.measured_s, self.headroom_bytes, *self.headroom.figures(),
             len(scheduler.shared), scheduler.shared.members, self.spared_bytes,
+            *(self.drafts.counts if self.drafts is not None else ()),
         )  # fmt: skip
 
     # -- start and end --------------------------------------------------------------------------------------------

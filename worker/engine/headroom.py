@@ -43,6 +43,7 @@ class Cause(StrEnum):
     SHIFTED = "moved within headroom, as a chunk is given back"
     OWN_PAGES = "kept in its device pages instead of headroom"
     IN_PLACE = "attended in place, no headroom needed"
+    REFUTED = "page of headroom with rows of refuted drafts"
     LEFT = "context left headroom"
     OPENED = "chunk taken from the device"
     CLOSED = "chunk given back to the device"
@@ -122,6 +123,13 @@ class Headroom:
         there = [(first, count) for first, _, _, count in borrowed]
         copies = [piece for part in found.copies for piece in missing(part, _inside(part, there))]
         return replace(found, copies=tuple(copies), borrowed=borrowed, lent=lent)
+
+    def confirm(self, number: int, rows: int, step: int) -> None:
+        """Only the first ``rows`` rows of its history are: a page with others in it holds nothing (drafted tokens)."""
+        borrower = self._borrowers.get(number)
+        if borrower is not None:
+            wrong = [index for index in borrower.pages if index >= rows // self._page]
+            self._drop(borrower, wrong, Cause.REFUTED, step, None)
 
     def park(self, number: int) -> None:
         """It stops running: what it holds may be reclaimed as idle."""

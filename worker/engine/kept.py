@@ -67,6 +67,12 @@ class Kept:
         context.served.add(found)
         return found
 
+    def confirm(self, number: int, rows: int, step: int) -> None:
+        """Only the first ``rows`` rows of its history are: what else was appended is kept nowhere (drafted tokens)."""
+        self.headroom.confirm(number, rows, step)
+        if self.retention is not None:
+            self.retention.confirm(number, rows)
+
     def arrive(self, context: Context, most: int, step: int) -> Placement | None:
         """At most ``most`` of its rows that come into its pages ahead of its turn."""
         if self.retention is None:

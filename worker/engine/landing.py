@@ -30,7 +30,7 @@ class Enqueued:
 
 
 def landed_tokens(device: Device, tables: Tables, behind: Enqueued) -> list[int]:
-    """The tokens that a step sampled, in the order of its sampling shares, once it is over on every queue; its event is
+    """The tokens that a step sampled, in the order of its sampled rows, once it is over on every queue; its event is
     given back. Raises ``StepLateError``."""
     event, step = behind.over, behind.packed.step
     if event is None:
@@ -41,7 +41,7 @@ def landed_tokens(device: Device, tables: Tables, behind: Enqueued) -> list[int]
             raise StepLateError(f"step {step} is not over after {STEP_DEADLINE_S:g} s")
         time.sleep(pause)
         pause = min(2 * pause, ENGINE_POLL_MAX_S)
-    tokens = tables.tokens(behind.upload, len(behind.packed.sampling))
+    tokens = tables.tokens(behind.upload, behind.packed.sampled_rows)
     device.host_read(event, tokens)
     values: list[int] = tokens.tolist()
     device.release(event)

@@ -41,6 +41,7 @@ class LocalEngine:
         self.admitted: list[Request] = []
         self.engine = Engine(loaded, Consumer(self.producer), settings, self._finish, self.admitted.append, watch=watch)
         self._numbers = count()
+        self._drafting = settings.draft_tokens > 0
 
     def submit(
         self,
@@ -54,7 +55,8 @@ class LocalEngine:
             number = next(self._numbers)
             request = Request(LineRef("local", number, 1), "/v1/completions", "local", len(prompt), sampling, prefix)
             numbers.append(number)
-            batch.append((request, array("i", prompt)))
+            ids = array("i", prompt)
+            batch.append((request._replace(text=ids if self._drafting else None), ids))
         if self.producer.publish(f"local-{numbers[0] if numbers else 0}", batch) is None:
             raise InvariantError("the local ring is full: make it larger")
         return numbers

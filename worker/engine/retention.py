@@ -110,6 +110,12 @@ class Retention:
         """Whether it was admitted and has not left."""
         return number in self._holdings
 
+    def confirm(self, number: int, rows: int) -> None:
+        """Only the first ``rows`` rows of its history are: what else was appended is not retained (drafted tokens)."""
+        holding = self._holdings[number]
+        holding.resident = min(holding.resident, rows)
+        holding.captured = {index for index in holding.captured if index < rows // self._page}
+
     def park(self, number: int) -> None:
         """Its turn is over: its pages may be reclaimed as idle."""
         self.pool.park(number)

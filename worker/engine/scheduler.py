@@ -14,6 +14,7 @@ from typing import Protocol
 
 from common.errors import InvariantError
 from worker.engine.contexts import Arrival, Context, Joined, Share, StepPlan
+from worker.engine.drafts import Drafts
 from worker.engine.fit import Fit, rounded_up
 from worker.engine.kept import Kept
 from worker.engine.quantum import Quantum
@@ -45,6 +46,7 @@ class Scheduler:
         segments: SegmentBook,
         retention: Retention | None = None,
         turns: Planner | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         self._fit = fit
         self._chunk = chunk_tokens
@@ -52,6 +54,7 @@ class Scheduler:
         self.shared = SharedHistories(fit, segments)
         self.kept = Kept(fit, retention)
         self.turns = turns
+        self.drafts = drafts
         self.waiting: deque[Context] = deque()
         self.running: list[Context] = []
         self._numbers = 0
@@ -93,6 +96,13 @@ class Scheduler:
             if share.context.in_flight < 0:
                 raise InvariantError(f"context {share.context.number} landed more often than it was planned")
 
+    def confirm(self, share: Share, count: int) -> None:
+        """Of a share with drafts ``count`` tokens count: rows behind them are nobody's, and are written again."""
+        context = share.context
+        context.sampled += count - 1
+        if context.page is not None:
+            self.kept.confirm(context.number, context.own_rows, self._step)
+
     def reclaim(self, step: int) -> None:
         """Before ``step`` is planned: segments and device pages of ended contexts that no work can touch any
         more are taken back (L8)."""
@@ -117,7 +127,7 @@ class Scheduler:
         admitted = self._admit(step)
         decoding, quantum = self._turn([context for context in self.running if self._decodes(context)], step)
         shares = [self._decode(context) for context in decoding]
-        shares += self._prefills(step, max(1, self._chunk - len(shares)))
+        shares += self._prefills(step, max(1, self._chunk - sum(share.rows for share in shares)))
         if not shares:
             return None, admitted
         shares.sort(key=order)
@@ -335,9 +345,11 @@ class Scheduler:
             and context.sampled < context.request.sampling.max_tokens
         )
 
-    @staticmethod
-    def _decode(context: Context) -> Share:
-        share = Share(context, context.rows, 1, False, context.sampled)
+    def _decode(self, context: Context) -> Share:
+        ids: tuple[int, ...] = ()
+        if self.drafts is not None:
+            ids = self.drafts.propose(context.number, context.request.sampling.max_tokens - context.sampled - 1)
+        share = Share(context, context.rows, max(1, len(ids)), False, context.sampled, ids)
         context.sampled += 1
         context.in_flight += 1
         return share

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,8 +87,18 @@ class PackedStep:
 
     @property
     def sampling(self) -> list[Share]:
-        """The shares that sample a token, in the order of the sampled rows."""
+        """The shares that sample, in the order of the sampled rows."""
         return [share for share in self.plan.shares if share.samples]
+
+    @property
+    def sampled_rows(self) -> int:
+        """S: rows that sample a token."""
+        return int(self.longs["sample_rows"].size)
+
+    @property
+    def decodes_only(self) -> bool:
+        """Whether no row is a prompt's."""
+        return not any(share.prompt for share in self.plan.shares)
 
     @property
     def staged_rows(self) -> int:
@@ -198,8 +209,6 @@ def pack(plan: StepPlan, fit: Fit) -> PackedStep:
     host_firsts = np.array([fit.segment_first(share.page.index) for share in shares], np.int64)
     offsets = np.array([share.context.offset for share in shares], np.int64)
     prompt = np.repeat([share.prompt for share in shares], added)
-    samples = np.array([share.samples for share in shares])
-    last_rows = query_starts[1:] - 1
     prompt_to = np.flatnonzero(prompt)
     longs = {
         "positions": positions,
@@ -209,10 +218,13 @@ def pack(plan: StepPlan, fit: Fit) -> PackedStep:
         "prompt_to": prompt_to,
         "prompt_from": (np.repeat(offsets, added) + positions)[prompt_to],
         "last_to": np.flatnonzero(~prompt),
-        "last_from": segments[[not share.prompt for share in shares]],
-        "sample_rows": last_rows[samples],
-        "sample_segments": segments[samples],
+        "sample_rows": _sample_rows(shares, query_starts),
     }
+    if any(share.ids for share in shares):
+        longs["ids"] = np.array([token for share in shares for token in share.ids], np.int64)
+    else:
+        longs["last_from"] = segments[[not share.prompt for share in shares]]
+        longs["sample_segments"] = segments[[share.samples for share in shares]]
     ints = {
         "query_starts": query_starts,
         "history_starts": np.append(history_starts, found.end),
@@ -238,13 +250,24 @@ def pack(plan: StepPlan, fit: Fit) -> PackedStep:
     )
 
 
+def _sample_rows(shares: Sequence[Share], query_starts: Longs) -> Longs:
+    """The rows that sample: the last of a share, or all of one with drafts."""
+    counts = np.array([share.sampled_rows for share in shares], np.int64)
+    firsts = query_starts[1:] - counts
+    return np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+
+
 def _chances(sampling: list[Share], longs: dict[str, Longs]) -> dict[str, Floats]:
     """``PackedStep.floats``; ``top_k`` joins the longs."""
-    settings = [share.context.request.sampling for share in sampling]
+    settings = [share.context.request.sampling for share in sampling for _ in range(share.sampled_rows)]
     if all(setting.temperature <= 0 for setting in settings):
         return {}
     longs["top_k"] = np.array([setting.top_k for setting in settings], np.int64)
-    chance = [uniform(share.context.request.sampling.seed, share.number) for share in sampling]
+    chance = [
+        uniform(share.context.request.sampling.seed, share.number + row)
+        for share in sampling
+        for row in range(share.sampled_rows)
+    ]
     return {
         "temperature": np.array([setting.temperature for setting in settings], np.float32),
         "top_p": np.array([setting.top_p for setting in settings], np.float32),
