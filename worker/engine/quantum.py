@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 
 from common.limits import FAIR_WAIT_S, QUANTUM_MIN_STEPS_COUNT
 
+_ANY_TURNS_COUNT = 5
+"""So few units are grouped in every way and every order of turns: 150 ways."""
 _CUT_ANYHOW_COUNT = 8
-"""So few contexts are cut in every way that keeps their order of size: 128 ways."""
+"""So few are cut in every way that keeps their order of size: 128 ways."""
 _WEIGHT = 0.2
 """Of the newest measurement in a rate: about the last ten steps count."""
 
@@ -80,6 +82,8 @@ class Quantum:
 
 
 Groups = tuple[tuple[Candidate, ...], ...]
+Units = tuple[tuple[Candidate, ...], ...]
+"""Contexts that are never parted: alone, or with those that share their history."""
 
 
 def held_bytes(group: Sequence[Candidate]) -> int:
@@ -174,7 +178,8 @@ def _cut(units: Sequence[tuple[Candidate, ...]], pool_bytes: int) -> list[tuple[
     for size in range(1, len(units)):
         found.append((f"turns of {size}", flat([units[at : at + size] for at in range(0, len(units), size)])))
     if len(units) <= _CUT_ANYHOW_COUNT:
-        found += [("turns cut by length", flat(cut)) for cut in _cuts(tuple(units)) if len(cut) > 1]
+        cuts = _turns(tuple(units)) if len(units) <= _ANY_TURNS_COUNT else _cuts(tuple(units))
+        found += [("turns cut anyhow", flat(cut)) for cut in cuts if len(cut) > 1]
     filled: list[list[tuple[Candidate, ...]]] = [[]]
     for unit in units:
         if filled[-1] and held_bytes([*flat([filled[-1]])[0], *unit]) > pool_bytes:
@@ -185,12 +190,25 @@ def _cut(units: Sequence[tuple[Candidate, ...]], pool_bytes: int) -> list[tuple[
     return found
 
 
-def _cuts(ordered: tuple[tuple[Candidate, ...], ...]) -> Iterator[tuple[tuple[tuple[Candidate, ...], ...], ...]]:
+def _cuts(ordered: Units) -> Iterator[tuple[Units, ...]]:
     """Every way to cut them into groups of neighbours."""
     yield (ordered,)
     for at in range(1, len(ordered)):
         for rest in _cuts(ordered[at:]):
             yield (ordered[:at], *rest)
+
+
+def _turns(units: Units, *, begins: bool = True) -> Iterator[tuple[Units, ...]]:
+    """Every way to group them, in every order of turns; a cycle of turns begins with the first one's (``begins``)."""
+    if not units:
+        yield ()
+    for chosen in range(1, 1 << len(units)):
+        if begins and not chosen & 1:
+            continue
+        group = tuple(one for at, one in enumerate(units) if chosen >> at & 1)
+        rest = tuple(one for at, one in enumerate(units) if not chosen >> at & 1)
+        for others in _turns(rest, begins=False):
+            yield (group, *others)
 
 
 def plan(rates: Rates, pool_bytes: int, contexts: Sequence[Candidate]) -> Quantum:

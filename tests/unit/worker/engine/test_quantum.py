@@ -84,14 +84,15 @@ def test_plan_gives_the_next_turn_to_who_waited_longest() -> None:
     step_ms=st.floats(1, 50),
 )
 @example([287703614, 473816949, 126615654, 313384349], 594239768, 8, 1.0)  # the order of turns alone decides
+@example([100_000_000, 100_000_000, 157_800_000, 114_200_000], 200_309_886, 978, 1.0)  # no order of size is best
 def test_plan_against_brute_force(sizes: list[int], pool: int, remaining: int, step_ms: float) -> None:
-    """Within a tenth of the best of all groupings; never slower than the better of streaming all and turns of one."""
+    """As good as the best of all groupings; never slower than the better of streaming all and turns of one."""
     rates = Rates(55 * GB, 4_000 * GB, step_ms / 1000)
     all_ = contexts(*sizes, remaining=remaining)
     found = plan(rates, pool, all_)
     alone: Groups = tuple((one,) for one in all_)
     assert found.tokens_s >= max(tokens_s(rates, pool, (tuple(all_),)), tokens_s(rates, pool, alone)) * (1 - 1e-9)
-    assert found.tokens_s >= 0.9 * oracle(rates, pool, all_)
+    assert found.tokens_s >= oracle(rates, pool, all_) * (1 - 1e-9)
 
 
 @settings(max_examples=80, deadline=None)
@@ -104,7 +105,7 @@ def test_plan_against_brute_force(sizes: list[int], pool: int, remaining: int, s
 def test_plan_with_shared_histories_against_brute_force(
     sizes: list[tuple[int, int]], shared: tuple[int, int], pool: int, remaining: int
 ) -> None:
-    """H5: contexts on two documents and alone, whatever the sizes of both parts: within a quarter of the best of all
+    """H5: contexts on two documents and alone, whatever the sizes of both parts: as good as the best of all
     groupings, each counting a shared history once; never slower than all at once."""
     all_ = [
         Candidate(number, size, remaining, 0, which, shared[which] if which >= 0 else 0)
@@ -112,7 +113,7 @@ def test_plan_with_shared_histories_against_brute_force(
     ]
     found = plan(CARD, pool, all_)
     assert found.tokens_s >= tokens_s(CARD, pool, (tuple(all_),)) * (1 - 1e-9)
-    assert found.tokens_s >= 0.75 * oracle(CARD, pool, all_)
+    assert found.tokens_s >= oracle(CARD, pool, all_) * (1 - 1e-9)
 
 
 def test_plan_decodes_a_documents_questions_together() -> None:
