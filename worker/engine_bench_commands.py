@@ -66,6 +66,9 @@ def bench_engine(
     headroom_reserve_gib: Annotated[float, typer.Option(min=0, help="device memory that headroom leaves free")] = (
         DEFAULTS.headroom_reserve_gib
     ),
+    draft_tokens: Annotated[
+        int, typer.Option(min=0, help="made-up tokens verified in each pass beside the last one")
+    ] = 0,
     shared_tokens: Annotated[
         int, typer.Option(min=0, help="measure --contexts questions of --length tokens on one document of so many")
     ] = 0,
@@ -109,7 +112,7 @@ def bench_engine(
             geometry=geometry, contexts=contexts, length=length, steps=steps, device=_device(device), dtype=dtype,
             fill=fill, bits=bits, transformers=bool(compare), chunk_tokens=chunk_tokens, host_pool_gib=host_pool_gib,
             device_pages_gib=device_pages_gib, retained=retained, headroom_gib=headroom_gib,
-            headroom_reserve_gib=headroom_reserve_gib, page_tokens=page_tokens,
+            headroom_reserve_gib=headroom_reserve_gib, page_tokens=page_tokens, draft_tokens=draft_tokens,
         )  # fmt: skip
         if series:
             _series(settings, as_json)

@@ -7,11 +7,9 @@ compared with ``--residency full`` under the same schedule. Nothing is reported 
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -24,7 +22,8 @@ from worker.engine.cells import CONTEXT_PAGES, ROUTES, Row, table
 from worker.engine.contexts import StepPlan
 from worker.engine.device import Device, QueueName
 from worker.engine.device_pool import Rows
-from worker.engine.device_use import device_bytes
+from worker.engine.device_use import device_bytes, device_name, versions
+from worker.engine.drafts import Drafts
 from worker.engine.fit import rounded_up
 from worker.engine.lifecycle_clock import LifecycleClock
 from worker.engine.local import LocalEngine
@@ -55,6 +54,8 @@ class BenchSettings:
     dtype: str = "auto"
     fill: str = "prefill"
     bits: bool = True
+    draft_tokens: int = 0
+    """Made-up tokens verified beside the last one in each pass, all of them wrong: what a pass of so many costs."""
     transformers: bool = False
     """Whether to decode the same histories with transformers, in the same run."""
     chunk_tokens: int = 2048
@@ -79,7 +80,7 @@ class BenchSettings:
     def answer_tokens(self) -> int:
         """Tokens of each answer: the steps below, and those in which first contexts decode beside the last prompts."""
         building = self.contexts * -(-self.length // self.chunk_tokens) if self.fill == "prefill" else 0
-        return building + WARM_STEPS + self.steps + LIFECYCLE_STEPS + TAIL_STEPS
+        return building + WARM_STEPS + self.steps + LIFECYCLE_STEPS + TAIL_STEPS + self.draft_tokens
 
 
 @dataclass(slots=True)
@@ -130,6 +131,7 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
         "steps": staged.steps,
         "bytes_per_token": loaded.geometry.token_bytes,
         "retained": settings.retained,
+        "draft_tokens": settings.draft_tokens,
         "headroom_gib": staged.headroom_gib,
         "staged_gb_step": round(staged.staged_bytes / staged.steps / 1e9, 4),
         "hit_gb_step": round(staged.hit_bytes / staged.steps / 1e9, 4),
@@ -251,6 +253,7 @@ def _engine_settings(settings: BenchSettings, loaded: LoadedModel, residency: st
         dtype=settings.dtype,
         retain="on" if settings.retained else "off",
         shared_histories=0,
+        draft_tokens=settings.draft_tokens,
         headroom_gib=settings.headroom_gib if residency == "staged" else "0",
         headroom_reserve_gib=settings.headroom_reserve_gib,
     )
@@ -272,6 +275,8 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
         pages = round(settings.retained * settings.contexts * engine.fit.context_rows / engine.fit.page_rows)
         engine.scheduler.kept.retention = Retention(PagePool(pages), engine.fit.page_rows)
     engine.scheduler.turns = None  # all decode together in every series
+    if engine.drafts is not None:
+        _draft_wrongly(engine.drafts, loaded.geometry.vocabulary)
     link = link_rate(engine) if engine.host is not None else 0.0
     if settings.fill == "random":
         fill_histories(engine)
@@ -300,6 +305,17 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     local.close()
     return Run(seconds, steps, hits, headroom, predicted, moved, link, prefilled - begun, logits, peak, tokens,
                lifecycle_share, transport_share, headroom_gib)  # fmt: skip
+
+
+def _draft_wrongly(drafts: Drafts, vocabulary: int) -> None:
+    """Tokens that nobody would sample, as many as there is room for."""
+    propose = drafts.propose
+
+    def made_up(number: int, room: int) -> tuple[int, ...]:
+        last = propose(number, 0)[0]
+        return (last, *((last + 1 + at) % vocabulary for at in range(min(drafts.most, room))))
+
+    drafts.propose = made_up  # type: ignore[method-assign]
 
 
 def _lifecycle(local: LocalEngine) -> tuple[float, float]:
@@ -365,21 +381,3 @@ def fill_histories(engine: Any) -> None:
 def _trim(device: Device) -> None:
     if device.torch_device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def device_name(device: Device) -> str:
-    """What was measured on."""
-    if device.torch_device.type == "cuda":
-        return str(torch.cuda.get_device_name(device.torch_device))
-    return f"{device.name} ({platform.machine()})"
-
-
-def versions() -> dict[str, str | None]:
-    """What was measured with."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "torch_cuda": torch.version.cuda}
-    for name in ("haulier", "torch", "transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found

@@ -1,8 +1,10 @@
-"""shell: how much memory of a device is in use, all of it, and who says so. For measurements; decides nothing."""
+"""shell: what a measurement was made on and with: the device, its memory in use and who says so, versions."""
 
 from __future__ import annotations
 
 import importlib
+import platform
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -31,3 +33,21 @@ def device_bytes(device: Device) -> tuple[int, str | None]:
 def _driver_bytes(index: int) -> tuple[int, str]:
     free, total = torch.cuda.mem_get_info(index)
     return total - free, "cudaMemGetInfo"
+
+
+def device_name(device: Device) -> str:
+    """What was measured on."""
+    if device.torch_device.type == "cuda":
+        return str(torch.cuda.get_device_name(device.torch_device))
+    return f"{device.name} ({platform.machine()})"
+
+
+def versions() -> dict[str, str | None]:
+    """What was measured with."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "torch_cuda": torch.version.cuda}
+    for name in ("haulier", "torch", "transformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found

@@ -20,14 +20,13 @@ from worker.engine.bench import (
     TAIL_STEPS,
     WARM_STEPS,
     BenchSettings,
-    device_name,
     dtype_of,
     fill_histories,
     fresh_device,
     link_rate,
-    versions,
 )
 from worker.engine.contexts import StepPlan
+from worker.engine.device_use import device_name, versions
 from worker.engine.fit import rounded_up
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel, from_config, shape_config

@@ -62,3 +62,9 @@ def test_a_series_of_nothing_is_refused(wrong: dict[str, object]) -> None:
     asked = BenchSettings(**({"geometry": "tiny", "length": 8, "retained": 0.5, "headroom_gib": "1"} | wrong))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--series"):
         list(series(asked))
+
+
+def test_a_pass_over_wrong_drafts_gives_one_token_and_its_bits() -> None:
+    """--draft-tokens in the bench: as many rows as asked, none taken, bits of the reference."""
+    found = bench(BenchSettings("tiny", contexts=2, length=40, steps=3, page_tokens=8, draft_tokens=3))
+    assert (found["draft_tokens"], found["steps"], found["bitwise"]) == (3, 3, True)
