@@ -159,8 +159,9 @@ class Engine:
                 self.step_seconds.append(took)
                 if now is not None and behind.packed.decodes_only:
                     self.turns.learn(behind.packed.staged_rows, behind.packed.device_rows, took)
-            self.turns.headroom_bytes = self.headroom.tend(self._planned)
-        return now is not None or behind is not None
+            idle = now is None and behind is None
+            self.turns.headroom_bytes = self.headroom.tend(self._planned, idle=idle)
+        return not idle
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

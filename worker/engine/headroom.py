@@ -4,9 +4,9 @@ Headroom is device memory outside the page pool, in chunks of ``chunk_pages`` pa
 there what its own pages do not hold (H1): ``place`` says what of a history comes from headroom instead of the link, and
 which pages are kept after attention. A running context's pages are nobody's to take; a parked one keeps its own until
 somebody wants them, then it loses all (A4). ``revoke`` closes chunks, at step boundaries alone: pages are dropped in
-A4's order until the others have room elsewhere; those move device to device beside the next step (``shifts``). A page
-or a chunk is *cooling* until the steps planned before have landed: only then is it another's, or the device's
-(``cold``).
+A4's order until the others have room elsewhere; those move device to device beside the next step (``shifts``), or are
+dropped where no step comes (``vacate``). A page or a chunk is *cooling* until the steps planned before have landed:
+only then is it another's, or the device's (``cold``).
 Knows rows, and no bytes.
 """
 
@@ -40,6 +40,7 @@ class Cause(StrEnum):
     IDLE = "whole idle context reclaimed in headroom"
     REVOKED_IDLE = "headroom given back to the device, whole idle context"
     REVOKED = "headroom given back to the device, oldest page"
+    STRANDED = "headroom given back to the device, no step to move its pages beside"
     SHIFTED = "moved within headroom, as a chunk is given back"
     OWN_PAGES = "kept in its device pages instead of headroom"
     IN_PLACE = "attended in place, no headroom needed"
@@ -189,6 +190,12 @@ class Headroom:
             if moved:
                 self._record(step, Cause.SHIFTED, tuple(moved), borrower.number, borrower.number)
         return tuple(moves)
+
+    def vacate(self, step: int) -> None:
+        """No step comes that pages could move beside: what lies in closing chunks is dropped."""
+        for borrower in self._borrowers.values() if self._closing else ():
+            stranded = [index for index, (chunk, _) in borrower.pages.items() if chunk in self._closing]
+            self._drop(borrower, stranded, Cause.STRANDED, step, None)
 
     def landed(self, step: int) -> None:
         """A step is over on every queue."""

@@ -65,10 +65,13 @@ class HeadroomMemory:
         """Give so many chunks back from the next step boundary on."""
         self._asked += chunks
 
-    def tend(self, step: int) -> int:
-        """At a step boundary; ``step`` is the next to be planned. The bytes of the chunks in use."""
+    def tend(self, step: int, *, idle: bool) -> int:
+        """At a step boundary; ``step`` is the next to be planned. ``idle``: none is planned or under way. The bytes of
+        the chunks in use."""
         if not self.most:
             return 0
+        if idle:
+            self.books.vacate(step)
         for chunk in self.books.cold(step):
             tensor, _ = self._chunks.pop(chunk)
             self._device.free_chunk(tensor)

@@ -146,6 +146,23 @@ def test_a_chunk_that_could_not_be_left_stays_warm_until_its_last_reader_has_lan
     headroom.check()
 
 
+def test_a_chunk_no_step_can_leave_is_emptied() -> None:
+    """In life: the engine idles, so no step moves the page that a cached history has there: it is dropped instead, and
+    nothing else is; a step still under way keeps the chunk warm."""
+    headroom = opened(2)
+    grown(headroom, 0, 2, 0)
+    grown(headroom, 1, 1, 0)
+    headroom.revoke(1, 1)
+    headroom.vacate(1)
+    assert (headroom.held, headroom.moved[Cause.STRANDED], headroom.closing) == (2, 1, 1)
+    assert headroom.cold(1) == [], "step 0 still reads it"
+    headroom.landed(0)
+    assert headroom.cold(1) == [1]
+    headroom.vacate(1)
+    assert headroom.held == 2
+    headroom.check()
+
+
 def test_pages_of_a_context_lie_side_by_side() -> None:
     """In life: four prompts prefilled in turn: each history is few copies, not one a page."""
     headroom = opened(2, 64)

@@ -25,6 +25,7 @@ from worker.engine.routes import StagedRoute
 from worker.engine.transport import Edge
 from worker.engine.turns import Turns
 from worker.engine.virtual_device import VirtualDevice
+from worker.structures import Sampling, SharedPrefix
 
 LONG = ("4 equal", "long")
 
@@ -159,9 +160,9 @@ def _hasty(local: LocalEngine) -> None:
     memory = local.engine.headroom
     books, tend = memory.books, memory.tend
 
-    def tended(step: int) -> int:
+    def tended(step: int, *, idle: bool) -> int:
         there = dict(memory._chunks)
-        held = tend(step)
+        held = tend(step, idle=idle)
         memory._chunks = there | memory._chunks
         return held
 
@@ -280,12 +281,12 @@ def test_pressure_is_answered_at_step_boundaries_and_does_not_flap(monkeypatch: 
         device, original = local.engine.device, local.engine.headroom.tend
         assert isinstance(device, VirtualDevice)
 
-        def tend(step: int) -> int:
+        def tend(step: int, *, idle: bool) -> int:
             if step == 8:
                 device.spare_bytes -= 4 * chunk  # type: ignore[operator]
             if step == 12:
                 device.spare_bytes += 4 * chunk  # type: ignore[operator]
-            held = original(step)
+            held = original(step, idle=idle)
             seen.append((step, held // chunk))
             return held
 
@@ -301,6 +302,33 @@ def test_pressure_is_answered_at_step_boundaries_and_does_not_flap(monkeypatch: 
     assert counts[low:] == sorted(counts[low:]), "it comes back one by one and goes no second time"
     assert counts[-1] > 1
     assert local_of[0].engine.device.spare_bytes == 6 * chunk, "all is the device's again"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_an_idle_engine_gives_a_revoked_chunk_back(monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    """In life: two documents stay cached, nobody asks anything, another process wants the memory. The control: a look
+    that does not know that the engine idles waits for a step that never comes."""
+    local = LocalEngine(rigs.model(), rigs.settings(shared_histories=2, concurrency=2))
+    engine = local.engine
+    chunk_bytes = 3 * PAGE * engine.loaded.geometry.token_bytes
+    memory = HeadroomMemory(engine.device, engine.loaded.geometry, PAGE, engine.loaded.dtype, chunk_bytes, most=2)
+    memory.fill()
+    engine.use(memory)
+    prompts = [rigs.prompt(8, 9) + [3, 4], rigs.prompt(4, 10) + [5, 6]]
+    local.submit(prompts, [Sampling(3)] * 2, [SharedPrefix("d", 8), SharedPrefix("e", 4)])
+    local.run()
+    assert engine.scheduler.idle
+    assert memory.books.held == 3, "of both documents"
+    if not told:
+        tend = memory.tend
+        monkeypatch.setattr(memory, "tend", lambda step, *, idle: tend(step, idle=False))
+    memory.revoke(1)
+    for _ in range(4):
+        local.step()
+    assert (memory.books.closing, len(memory._chunks)) == ((0, 1) if told else (1, 2))
+    assert memory.books.held == (2 if told else 3)
+    engine.check()
+    assert local.close().proved
 
 
 def test_a_story_tells_where_the_history_came_from() -> None:
