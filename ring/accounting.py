@@ -198,13 +198,16 @@ class Accounting:
         return _new(Taken, (sequence, position, padding))
 
     def take_all(self, wants: Sequence[tuple[int, int, int]]) -> list[Taken]:
-        """``take`` for each (length, tokens, items) in turn, up to the first that does not fit: what was taken.
+        """``take`` for each (length, tokens, items) in turn, up to the first that does not fit: what was taken. Raises
+        for one that can never fit only if it comes first, so that what was taken is known.
 
         One change of the books for all that lie behind one another, so that a burst of batches is checked once.
         """
         found: list[Taken] = []
         while len(found) < len(wants):
             if not self._take_run(wants, found):
+                if found and wants[len(found)][0] > self.capacity_bytes:
+                    break
                 one = self.take(*wants[len(found)])
                 if one is None:
                     break

@@ -43,6 +43,10 @@ def _want_of(requests: Requests) -> Want:
     return (total * 4 + _ALIGN) & ~_ALIGN, total, len(requests)
 
 
+def _not_int32(batch_id: str) -> InvariantError:
+    return InvariantError(f"token ids of batch {batch_id} are not int32 of one dimension")
+
+
 def _itself(item: Any) -> Hashable:
     return item  # type: ignore[no-any-return] # items are the caller's; unhashable ones fail where they are hashed
 
@@ -89,21 +93,22 @@ class Producer:
             self._refused_items = want[2]
             return None
         self._refused_items = 0
-        entries: list[Entry] = []
         try:
             entry = self._put(taken, want, batch_id, requests)
-            entries.append(entry)
-        except _NOT_INT32 as error:
-            raise self._void(entries, (taken,), (want,), batch_id) from error
-        finally:
-            self._ring_doorbell(entries)
+        except BaseException as error:
+            self._void([], (taken,), (want,))
+            if isinstance(error, _NOT_INT32):
+                raise _not_int32(batch_id) from error
+            raise
+        self._ring_doorbell((entry,))
         return entry
 
     def publish_all(self, batches: Sequence[tuple[str, Requests]]) -> list[Entry]:
         """Publish ``batches`` (a name and its requests, as ``publish`` takes them) under one fence and one doorbell.
 
-        In order, up to the first that does not fit: the entries of those that do. Raises as ``publish``, and then none
-        but the batches before the wrong one is published.
+        In order, up to the first that does not fit: the entries of those that do. One that can never fit raises when it
+        comes first, in a later call. Raises as ``publish``, and then none but the batches before the wrong one is
+        published.
         """
         if self.handover.aborted:
             raise RingAborted(_ABORTED)
@@ -114,12 +119,14 @@ class Producer:
         try:
             for taken, want, (batch_id, requests) in zip(found, wants, batches, strict=False):
                 entries.append(self._put(taken, want, batch_id, requests))
-        except _NOT_INT32 as error:
+        except BaseException as error:
             written = len(entries)
-            raise self._void(entries, found[written:], wants[written:], batches[written][0]) from error
-        finally:
-            if entries:
-                self._ring_doorbell(entries)
+            self._void(entries, found[written:], wants[written:])
+            if isinstance(error, _NOT_INT32):
+                raise _not_int32(batches[written][0]) from error
+            raise
+        if entries:
+            self._ring_doorbell(entries)
         return entries
 
     def _put(self, taken: Taken, want: Want, batch_id: str, requests: Requests) -> Entry:
@@ -139,18 +146,16 @@ class Producer:
         _pack_into(self._table, at, sequence, position, length, padding, items, tokens, name, 0, 0)
         return _new(Entry, (sequence, batch_id, tuple(placed), position, length, padding, tokens, 0))
 
-    def _void(
-        self, entries: list[Entry], found: Sequence[Taken], wants: Sequence[Want], batch_id: str
-    ) -> InvariantError:
-        """What was taken for batches that are not written goes down as skips of nothing, so that it comes back; the
-        error to raise for the first of them."""
+    def _void(self, written: list[Entry], found: Sequence[Taken], wants: Sequence[Want]) -> None:
+        """Publish what is ``written``; what was taken for batches behind goes down as skips of nothing, so that it comes
+        back."""
         for taken, (length, _, items) in zip(found, wants, strict=False):
             self.accounting.skip(taken.sequence)
             self.accounting.resolve(items)
             entry = Entry(taken.sequence, "void", (), taken.position, length, taken.padding, 0, FLAG_SKIP)
             self._describe(entry)
-            entries.append(entry)
-        return InvariantError(f"token ids of batch {batch_id} are not int32 of one dimension")
+            written.append(entry)
+        self._ring_doorbell(written)
 
     def _describe(self, entry: Entry) -> None:
         sequence, batch_id, requests, position, length, padding, tokens, flags = entry

@@ -194,6 +194,41 @@ def test_a_wrong_batch_in_a_burst_costs_those_behind_it_and_no_byte() -> None:
     assert (figures.live, figures.items_unresolved, figures.tokens_pending) == (0, 1, 0)
 
 
+def test_what_stands_before_a_batch_that_can_never_fit_is_published() -> None:
+    """A bug upstream, in life: nothing stays taken and unpublished, which would jam the ring for good."""
+    _, producer, consumer = _ring()
+    burst = [("a", [(1, _ids(0, 4))]), ("b", [(2, _ids(0, 5000))]), ("c", [(3, _ids(0, 4))])]
+    assert [entry.batch_id for entry in producer.publish_all(burst)] == ["a"]
+    with pytest.raises(OversizeError, match="set --ring-mib"):
+        producer.publish_all(burst[1:])
+    assert [entry.batch_id for entry in producer.publish_all(burst[2:])] == ["c"]
+    taken = consumer.take()
+    assert [entry.batch_id for entry in taken] == ["a", "c"]
+    consumer.release_all(taken)
+    assert producer.poll() == 2
+    figures = producer.figures()
+    assert (figures.live, figures.entries_live, figures.items_unresolved) == (0, 0, 2)
+
+
+@pytest.mark.parametrize("burst", [True, False])
+def test_a_batch_that_fails_in_an_unforeseen_way_says_so_and_gives_back(burst: bool) -> None:
+    """A name that is no text: the error is its own, the entry comes back, the ring goes on."""
+    _, producer, consumer = _ring()
+    nameless: Any = 5
+    requests = [("x", _ids(0, 4))]
+    with pytest.raises(AttributeError, match="encode"):
+        if burst:
+            producer.publish_all([("a", requests), (nameless, requests), ("c", requests)])
+        else:
+            producer.publish(nameless, requests)
+    assert producer.publish("d", requests) is not None
+    taken = consumer.take()
+    assert [entry.batch_id for entry in taken] == (["a", "void", "void", "d"] if burst else ["void", "d"])
+    consumer.release_all(taken)
+    assert producer.poll() == len(taken)
+    assert (producer.figures().live, producer.figures().items_unresolved) == (0, 2 if burst else 1)
+
+
 def test_a_burst_goes_as_far_as_it_fits() -> None:
     """R3 and backpressure: the first that does not fit stops it, though a smaller one behind it would."""
     _, producer, consumer = _ring(capacity=512)
