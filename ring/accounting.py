@@ -198,17 +198,14 @@ class Accounting:
         return _new(Taken, (sequence, position, padding))
 
     def take_all(self, wants: Sequence[tuple[int, int, int]]) -> list[Taken]:
-        """``take`` for each (length, tokens, items) in turn, up to the first that does not fit: what was taken. Raises
-        for one that can never fit only if it comes first, so that what was taken is known.
-
-        One change of the books for all that lie behind one another, so that a burst of batches is checked once.
+        """``take`` for each (length, tokens, items) in turn, up to the first that does not fit: what was taken. Only
+        the first raises ``OversizeError``. One change of the books, and one check, for all that lie behind one another.
         """
         found: list[Taken] = []
         while len(found) < len(wants):
             if not self._take_run(wants, found):
-                if found and wants[len(found)][0] > self.capacity_bytes:
-                    break
-                one = self.take(*wants[len(found)])
+                want = wants[len(found)]
+                one = None if found and want[0] > self.capacity_bytes else self.take(*want)
                 if one is None:
                     break
                 found.append(one)

@@ -147,7 +147,7 @@ class Producer:
         return _new(Entry, (sequence, batch_id, tuple(placed), position, length, padding, tokens, 0))
 
     def _void(self, written: list[Entry], found: Sequence[Taken], wants: Sequence[Want]) -> None:
-        """Publish what is ``written``; what was taken for batches behind goes down as skips of nothing, so that it comes
+        """Publish what is ``written``; what was taken for batches behind it goes down as skips of nothing, and so comes
         back."""
         for taken, (length, _, items) in zip(found, wants, strict=False):
             self.accounting.skip(taken.sequence)

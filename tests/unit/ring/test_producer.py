@@ -216,11 +216,9 @@ def test_a_batch_that_fails_in_an_unforeseen_way_says_so_and_gives_back(burst: b
     _, producer, consumer = _ring()
     nameless: Any = 5
     requests = [("x", _ids(0, 4))]
+    batches = [("a", requests), (nameless, requests), ("c", requests)]
     with pytest.raises(AttributeError, match="encode"):
-        if burst:
-            producer.publish_all([("a", requests), (nameless, requests), ("c", requests)])
-        else:
-            producer.publish(nameless, requests)
+        producer.publish_all(batches) if burst else producer.publish(nameless, requests)
     assert producer.publish("d", requests) is not None
     taken = consumer.take()
     assert [entry.batch_id for entry in taken] == (["a", "void", "void", "d"] if burst else ["void", "d"])
