@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
 GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where a container finds its own bound, in either form of control groups."""
+_USED = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
+"""Beside a bound: what counts against it."""
 
 
 def memory_bytes(meminfo: Path = MEMINFO, groups: tuple[Path, ...] = GROUPS) -> int:
     """Physical memory of this machine, or of the container this runs in; 0 when it cannot be told."""
-    found = []
-    for line in _text(meminfo).splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemTotal" and (number := rest.split()[:1]):
-            found.append(int(number[0]) * 1024)
-    found += [int(text) for group in groups if (text := _text(group).strip()).isdecimal()]
-    return min(found, default=0)
+    total = _field(meminfo, "MemTotal:")
+    found = [None if total is None else total * 1024, *(_number(group) for group in groups)]
+    return min((one for one in found if one is not None), default=0)
+
+
+def available_bytes(meminfo: Path = MEMINFO, groups: tuple[Path, ...] = GROUPS) -> int:
+    """Memory that can be had without swapping, of the machine and of the container; where the system does not say so,
+    what is unused."""
+    available = _field(meminfo, "MemAvailable:")
+    unused = available * 1024 if available is not None else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(0, min([unused, *(left for group in groups if (left := _left(group)) is not None)]))
+
+
+def _left(group: Path) -> int | None:
+    """What a container may still take: files that it read lie in memory until it is wanted, and count as free."""
+    bound, used = _number(group), _number(group.with_name(_USED[group.name]))
+    if bound is None or used is None:
+        return None
+    stat = group.with_name("memory.stat")
+    return bound - used + (_field(stat, "total_inactive_file") or _field(stat, "inactive_file") or 0)
+
+
+def _field(path: Path, name: str) -> int | None:
+    """The number behind ``name`` in a file of names and numbers."""
+    for line in _text(path).splitlines():
+        words = line.split()
+        if words[:1] == [name] and len(words) > 1 and words[1].isdecimal():
+            return int(words[1])
+    return None
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None
 
 
 def _text(path: Path) -> str:

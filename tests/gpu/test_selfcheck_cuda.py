@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from common.machine import available_bytes
 from ring.accounting import Accounting
 from ring.consumer import Consumer
 from ring.producer import Producer
@@ -42,19 +43,12 @@ def test_a_sound_gpu_passes_every_check(tmp_path: Path) -> None:
     assert [(check.name, check.detail) for check in checks if not check.passed] == []
 
 
-def available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("the kernel does not say how much memory is available")
-
-
 def test_pinned_memory_takes_what_was_asked_for(device: Any) -> None:
     """Kind: 33 GiB of pinned memory asked for, 64 taken [vllm 48436]. The driver's own figure is the odd size, and the
     machine has that much less, not the next power of two."""
-    before = available_bytes()
+    before = available_bytes(groups=())
     host = device.allocate_host((ODD_BYTES,), torch.uint8)
-    taken = before - available_bytes()
+    taken = before - available_bytes(groups=())
     status, _, size = driver.cuMemGetAddressRange(device.host_rows(host).data_ptr())
     assert status == driver.CUresult.CUDA_SUCCESS
     assert ODD_BYTES <= size < ODD_BYTES + (2 << 20), "whole pages at most"

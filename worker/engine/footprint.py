@@ -1,9 +1,7 @@
-"""shell: the bytes a tensor touches, as address ranges, for the virtual device's checks, and the bytes that a machine
-has available. Knows no queue, no clock."""
+"""shell: the bytes a tensor touches, as address ranges, for the virtual device's checks. Knows no queue, no clock."""
 
 from __future__ import annotations
 
-import os
 from itertools import product
 
 import torch
@@ -43,15 +41,6 @@ def ranges_of(tensor: torch.Tensor) -> Ranges:
         else:
             merged.append((low, high))
     return tuple(merged)
-
-
-def available_bytes() -> int:
-    """Host memory that can be had without swapping; where the system does not say so, what is unused."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def host_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ import torch
 
 from common.errors import InvariantError
 from common.limits import EVENTS_COUNT
+from common.machine import available_bytes
 from worker.engine.device import (
     ComputeSynchroniseError,
     CopyRefusedError,
@@ -32,7 +33,7 @@ from worker.engine.device import (
     TeardownError,
 )
 from worker.engine.event_pool import EventPool
-from worker.engine.footprint import available_bytes, host_bytes, ranges_of, returned_tensors
+from worker.engine.footprint import host_bytes, ranges_of, returned_tensors
 from worker.engine.lanes import Lane, Mark, Operation, RawEvent, Scheduler, Temperament
 from worker.engine.shadow import ClockCheck, Ranges, overlap
 
