@@ -14,7 +14,7 @@ from common import limits
 from common.errors import UsageError
 
 GIB = 1024**3
-_ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.*-]+):(\d{1,5}|\*)")
+_ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.*-]+):([0-9]{1,5}|\*)")
 
 
 def endpoints(text: str, flag: str = "--broker") -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def endpoints(text: str, flag: str = "--broker") -> tuple[str, ...]:
 
 def seconds(text: str, flag: str) -> int:
     """``90``, ``90s``, ``15m``, ``24h`` or ``30d`` in seconds; ``flag`` said it."""
-    match = re.fullmatch(r"(\d{1,9})([smhd]?)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text.strip())
     if match is None:
         raise UsageError(f"{flag} {text!r} is not a duration such as 90s, 15m, 24h or 30d")
     return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
@@ -45,6 +45,11 @@ def _need(holds: bool, words: str) -> None:
 def _sized(flag: str, amount: float, least: float = 0, unit_bytes: int = GIB) -> None:
     most = limits.SIZE_MAX_BYTES // unit_bytes
     _need(least <= amount <= most, f"{flag} {amount} must be {least} or more, and at most {most}")
+
+
+def _counted(flag: str, count: int, least: int) -> None:
+    most = limits.ENGINE_MAX_COUNT
+    _need(least <= count <= most, f"{flag} {count} must be {least} or more, and at most {most}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,7 @@ class EngineSettings:
     def __post_init__(self) -> None:
         _need(bool(self.model), "--model says which model to serve")
         _need(
-            re.fullmatch(r"cpu|cuda(:\d+)?", self.device) is not None,
+            re.fullmatch(r"cpu|cuda(:[0-9]+)?", self.device) is not None,
             f"--device {self.device!r} is neither cpu nor cuda:N",
         )
         _sized("--device-pages-gib", self.device_pages_gib, least=1)
@@ -154,23 +159,26 @@ class EngineSettings:
         )
         _need(self.host_pool_gib > 0, f"--host-pool-gib {self.host_pool_gib} must be above 0")
         _sized("--host-pool-gib", self.host_pool_gib)
-        _need(self.concurrency >= 1, f"--concurrency {self.concurrency} must be 1 or more")
-        _need(self.context_tokens >= 2, f"--context-tokens {self.context_tokens} must be 2 or more")
+        _counted("--concurrency", self.concurrency, 1)
+        _counted("--context-tokens", self.context_tokens, 2)
         _need(self.fit in ("refuse", "shrink"), f"--fit {self.fit!r} is neither refuse nor shrink")
         _need(self.residency in ("staged", "full"), f"--residency {self.residency!r} is neither staged nor full")
-        _need(self.page_tokens >= 1, f"--page-tokens {self.page_tokens} must be 1 or more")
-        _need(self.chunk_tokens >= 1, f"--chunk-tokens {self.chunk_tokens} must be 1 or more")
+        _counted("--page-tokens", self.page_tokens, 1)
+        _counted("--chunk-tokens", self.chunk_tokens, 1)
         _sized("--slot-gib", self.slot_gib)
         _need(self.retain in ("on", "off"), f"--retain {self.retain!r} is neither on nor off")
         _need(
-            self.target_pages == 0 or self.target_pages >= 2,
-            f"--target-pages {self.target_pages} must be 0 (equal shares), or 2 (the floor) or more",
+            self.target_pages == 0 or 2 <= self.target_pages <= limits.ENGINE_MAX_COUNT,
+            f"--target-pages {self.target_pages} must be 0 (equal shares), or 2 (the floor) or more, "
+            f"and at most {limits.ENGINE_MAX_COUNT}",
         )
-        _need(self.burst_pages >= 0, f"--burst-pages {self.burst_pages} must be 0 or more")
+        _counted("--burst-pages", self.burst_pages, 0)
         _need(
-            re.fullmatch(r"auto|\d{1,9}", self.headroom_gib) is not None,
+            re.fullmatch(r"auto|0|[1-9][0-9]{0,8}", self.headroom_gib) is not None,
             f"--headroom-gib {self.headroom_gib!r} is neither auto nor a whole number of GiB",
         )
+        if self.headroom_gib != "auto":
+            _sized("--headroom-gib", int(self.headroom_gib))
         _need(
             self.residency == "staged" or self.headroom_gib == "0",
             f"--headroom-gib {self.headroom_gib} keeps staged history: leave it out, or use --residency staged",
@@ -181,8 +189,9 @@ class EngineSettings:
             f"--own-tokens {self.own_tokens} must be 0 (whole histories) to --context-tokens {self.context_tokens}",
         )
         _need(
-            self.shared_histories >= -1,
-            f"--shared-histories {self.shared_histories} must be 0 (none) or more, or -1 for as many as fit",
+            -1 <= self.shared_histories <= limits.ENGINE_MAX_COUNT,
+            f"--shared-histories {self.shared_histories} must be 0 (none) or more, and at most "
+            f"{limits.ENGINE_MAX_COUNT}, or -1 for as many as fit",
         )
         _need(
             not self.own_tokens or self.shared_histories != 0,

@@ -144,9 +144,9 @@ OUTBOX_CACHE_MAX_BYTES = 32 * 1024 * 1024
 OUTBOX_RETRY_S = 1.0
 """Pause before a commit that failed (disk full) is tried again."""
 TOKENIZE_MAX_LINES = 64
+"""Lines given to the tokenizer in one call: it gives the interpreter lock away for the call's length."""
 RING_BURST_MAX_COUNT = 32
 """Entries published under one doorbell."""
-"""Lines given to the tokenizer in one call: it gives the interpreter lock away for the call's length."""
 SAY_AGAIN_S = 10.0
 """Logins that fail for one and the same reason are reported this often."""
 CLOSE_LINGER_MS = 1_000
@@ -165,14 +165,16 @@ RING_STUCK_S = 5.0
 # -- engine -----------------------------------------------------------------------------------------------------
 SIZE_MAX_BYTES = 1 << 50
 """No machine has more than 1 PiB: a size beyond it is a slip of the pen."""
+ENGINE_MAX_COUNT = 1 << 30
+"""Contexts, histories, pages or tokens of one setting: more is a slip of the pen as well."""
 CONTEXT_TOKENS = 2048
 """Default longest prompt and answer together."""
 PAGE_TOKENS = 256
 """Default tokens of one page: few large copies, little waste for long histories."""
 PREFILL_CHUNK_TOKENS = 2048
+"""Default new rows of one step: prompts longer than this are prefilled over several steps."""
 DRAFT_MAX_TOKENS = 64
 """More tokens drafted at once are hardly ever all right, and each is a row of the step."""
-"""Default new rows of one step: prompts longer than this are prefilled over several steps."""
 PREFIX_JOBS_MAX_COUNT = 16
 """Jobs whose prompts a worker compares with later ones (H5)."""
 PREFIX_PROMPTS_MAX_COUNT = 8

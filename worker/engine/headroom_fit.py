@@ -29,15 +29,15 @@ def chunks_at_start(
     if asked is not None and there < asked and settings.fit == "refuse":
         raise RefusedError(
             f"--headroom-gib {settings.headroom_gib}: {free_bytes / GIB:.3f} GiB are free after warm-up, less "
-            f"--headroom-reserve-gib {reserve:g} that is {there * chunk_bytes / GIB:g} GiB in chunks; set "
+            f"--headroom-reserve-gib {reserve:.10g} that is {there * chunk_bytes / GIB:.10g} GiB in chunks; set "
             "--headroom-gib to that or to auto, lower --headroom-reserve-gib or --device-pages-gib, or use --fit shrink"
         )
     useful = -(-pages_of_all // chunk_pages)
     chunks = min(there, useful) if asked is None else min(asked, there, useful)
     return chunks, (
         f"headroom = min({settings.headroom_gib if asked is None else f'{settings.headroom_gib} GiB'} asked, "
-        f"free {free_bytes / GIB:.3f} GiB after warm-up - reserve {reserve:g} GiB, {useful} chunks hold all histories) "
-        f"= {chunks} chunks of {chunk_bytes / GIB:g} GiB = {chunks * chunk_pages} pages"
+        f"free {free_bytes / GIB:.3f} GiB after warm-up - reserve {reserve:.10g} GiB, {useful} chunks hold all "
+        f"histories) = {chunks} chunks of {chunk_bytes / GIB:.10g} GiB = {chunks * chunk_pages} pages"
     )
 
 

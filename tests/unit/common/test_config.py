@@ -41,7 +41,9 @@ def test_endpoints_are_read_as_people_write_them(text: str, found: tuple[str, ..
     assert endpoints(text) == found
 
 
-@pytest.mark.parametrize("text", ["", "a", "a:", "a:0", "a:65536", "a:x", "ipc:///tmp/x", "http://a:1", "a:1,,b:2"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "a:", "a:0", "a:\u0661", "a:65536", "a:x", "ipc:///tmp/x", "http://a:1", "a:1,,b:2"]
+)
 def test_what_is_no_endpoint_is_named(text: str) -> None:
     """A typing error is told at once, not by a connection that never comes."""
     with pytest.raises(UsageError, match=r"^--broker"):
@@ -129,6 +131,19 @@ def test_an_open_broker_on_loopback_is_fine(bind: str) -> None:
         ("headroom_gib", "some", "--headroom-gib"),
         ("headroom_gib", "-1", "--headroom-gib"),
         ("headroom_gib", "1.5", "--headroom-gib"),
+        ("headroom_gib", "00", "--headroom-gib"),
+        ("headroom_gib", "07", "--headroom-gib"),
+        ("headroom_gib", "\u0661", "--headroom-gib"),
+        ("headroom_gib", "1048577", "--headroom-gib"),
+        ("headroom_gib", "9" * 5000, "--headroom-gib"),
+        ("device", "cuda:\u0661", "--device"),
+        ("concurrency", 10**30, "--concurrency"),
+        ("context_tokens", 10**30, "--context-tokens"),
+        ("page_tokens", 10**30, "--page-tokens"),
+        ("chunk_tokens", 10**30, "--chunk-tokens"),
+        ("target_pages", 10**30, "--target-pages"),
+        ("burst_pages", 10**30, "--burst-pages"),
+        ("shared_histories", 10**30, "--shared-histories"),
         ("headroom_reserve_gib", -1.0, "--headroom-reserve-gib"),
         ("headroom_reserve_gib", float("nan"), "--headroom-reserve-gib"),
     ],

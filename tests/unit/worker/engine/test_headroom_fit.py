@@ -45,7 +45,12 @@ def test_what_is_not_free_is_refused_by_name_or_shrunk() -> None:
     assert start(1.0, headroom_gib="auto")[0] == 0
     with pytest.raises(RefusedError, match="--page-tokens"):
         start(9.5, headroom_gib="1", chunk_pages=0)
-    assert RefusedError.exit_code == 4
+
+
+def test_large_numbers_are_written_out() -> None:
+    """A reserve beyond what any card has: its digits, no power of ten."""
+    with pytest.raises(RefusedError, match=r"--headroom-reserve-gib 1048576 that is 0 GiB"):
+        start(9.5, headroom_gib="8", headroom_reserve_gib=float(1 << 20))
 
 
 def test_pressure_takes_chunks_and_quiet_gives_them_back_one_at_a_time() -> None:
