@@ -4,7 +4,8 @@ Nothing is tokenized: a key is a digest of the beginning of the text. How much o
 would take all documents behind one long system prompt for the same, so it goes with the text: the greatest power of
 two within its first half. A document has one key while the lengths of its questions do not carry the whole text across
 a power of two, and two keys if they do and are shorter than it; documents are apart as soon as they differ within the
-first quarter of their text. Knows no job and no worker.
+first quarter of their text. Not ``worker.prefixes``: that compares token ids of requests that met at a worker, exactly.
+Knows no job and no worker.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """rules: H5: which requests of a job share how much of their prompts: decided where their token ids are known.
 
+Not ``common.prefixes``: that gives texts of one document one key, in the broker, so that its requests meet here.
+
 A job's prompts are looked at a batch at a time, so that the first request of a batch shares as well. Of the ways to
 share a prompt's beginning the one is taken that spares most tokens: as many requests times as long as they all begin
 alike, in whole pages. What was found stays known, so that later batches share the same, and not nearly the same. One
@@ -77,10 +79,15 @@ class Prefixes:
         self._jobs[job] = book  # the newest stands last
         arrays = [np.frombuffer(one, np.int32) if one else np.empty(0, np.int32) for one in prompts]
         found: list[SharedPrefix | None] = [None] * len(arrays)
-        waiting = list(range(len(arrays)))
-        while waiting:
-            index = waiting[0]
-            group, tokens = self._group(arrays, index, waiting, book)
+        heads = [one[: self._page].tobytes() for one in arrays]
+        alike: dict[bytes, list[int]] = {}  # who differs in the first page shares nothing, and is not looked at
+        for index, head in enumerate(heads):
+            alike.setdefault(head, []).append(index)
+        done: set[int] = set()
+        for index, head in enumerate(heads):
+            if index in done:
+                continue
+            group, tokens = self._group(arrays, index, [one for one in alike[head] if one not in done], book)
             known = self._known(book, arrays[index])
             if known is not None and known.prefix.tokens * _NEARLY > tokens:
                 group = [one for one in group if self._begins(arrays[one], known)]
@@ -88,7 +95,7 @@ class Prefixes:
                 known = self._learn(job, book, arrays[index][:tokens])
             for one in group:
                 found[one] = None if known is None else known.prefix
-            waiting = [one for one in waiting if one not in group]
+            done.update(group)
         self._remember(book, arrays, found)
         self._bound()
         return found

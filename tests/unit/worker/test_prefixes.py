@@ -133,6 +133,18 @@ def test_common_tokens_are_counted_exactly(common: int, mine: int, others: int) 
     assert common_tokens(one, other) == common
 
 
+def test_prompts_that_share_nothing_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In life: a batch of lines: only what begins alike is compared, so that twice as many cost twice as much."""
+    compared: list[int] = []
+    original = Prefixes._pages
+    monkeypatch.setattr(Prefixes, "_pages", lambda *asked: compared.append(1) or original(*asked))
+    batch = [ids((one, 9)) for one in range(64)]
+    assert tokens(Prefixes(PAGE).share("j", batch)) == [0] * 64
+    assert not compared
+    assert tokens(Prefixes(PAGE).share("j", [*batch, ids((5, 9), (70, 2))])) == [0] * 5 + [8] + [0] * 58 + [8]
+    assert len(compared) == 1, "the control: those two are"
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """In life: a worker that runs for months: jobs that ended are forgotten, and prompts of a million tokens fit."""
     monkeypatch.setattr(limits, "PREFIXES_MAX_BYTES", 4_000)

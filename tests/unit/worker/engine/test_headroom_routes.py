@@ -314,7 +314,7 @@ def test_an_idle_engine_gives_a_revoked_chunk_back(monkeypatch: pytest.MonkeyPat
     memory = HeadroomMemory(engine.device, engine.loaded.geometry, PAGE, engine.loaded.dtype, chunk_bytes, most=2)
     memory.fill()
     engine.use(memory)
-    prompts = [rigs.prompt(8, 9) + [3, 4], rigs.prompt(4, 10) + [5, 6]]
+    prompts = [[*rigs.prompt(8, 9), 3, 4], [*rigs.prompt(4, 10), 5, 6]]
     local.submit(prompts, [Sampling(3)] * 2, [SharedPrefix("d", 8), SharedPrefix("e", 4)])
     local.run()
     assert engine.scheduler.idle
