@@ -53,6 +53,11 @@ class Fit:
         return self.short_rows or self.context_rows
 
     @property
+    def useful_rows(self) -> int:
+        """Rows of history that all contexts of a step can need: more of it on the device serves nobody."""
+        return _needed(self.concurrency, self.own_rows, self.longs * self.context_rows, short=bool(self.short_rows))
+
+    @property
     def segments(self) -> int:
         """Segments of each dense layer: the contexts', then those for shared histories."""
         return self.concurrency + self.longs
@@ -83,6 +88,12 @@ class Fit:
 def rounded_up(rows: int, page_rows: int) -> int:
     """``rows`` rounded up to whole pages."""
     return -(-rows // page_rows) * page_rows
+
+
+def _needed(concurrency: int, own: int, beside: int, *, short: bool) -> int:
+    """Rows of a layer that all contexts of a step can need: where each has room for a whole history, sharing needs none
+    beside it."""
+    return concurrency * own + (beside if short else 0)
 
 
 def _gib(amount: float) -> str:
@@ -136,9 +147,8 @@ class _Kinds:
         return max(0, rows - self.beside) // self.own
 
     def slot(self, concurrency: int) -> int:
-        """Rows that all contexts of a step can need: where each has room for a whole history, sharing needs none
-        beside it."""
-        return concurrency * self.own + (self.beside if self.short else 0)
+        """Rows that all contexts of a step can need."""
+        return _needed(concurrency, self.own, self.beside, short=self.short)
 
     def words(self, token_bytes: int) -> str:
         """What stands beside the contexts' own, and how large those are."""

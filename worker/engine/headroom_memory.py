@@ -131,7 +131,7 @@ def warm_headroom(
         device, geometry, fit.page_rows, dtype, reserve_bytes=int(settings.headroom_reserve_gib * GIB)
     )
     if settings.headroom_gib != "0":
-        pages_of_all = fit.concurrency * fit.context_rows // fit.page_rows
+        pages_of_all = fit.useful_rows // fit.page_rows
         memory.most, words = chunks_at_start(
             settings, device.free_bytes(), limits.HEADROOM_CHUNK_BYTES, memory.books.chunk_pages, pages_of_all
         )

@@ -169,7 +169,15 @@ def test_what_fits_really_fits(
     assert found.segment_first(found.segments) == found.rows
     assert found.longs == shared or shared < 0
     assert held <= found.arena_rows
+    if residency == "staged":
+        assert found.slot_rows == found.useful_rows, "without --slot-gib a slot has room for all that a step needs"
     assert found.arena_rows * geometry.layer_token_bytes <= pages * GIB
+
+
+def test_short_segments_make_less_history_of_use() -> None:
+    """In life: four questions of 4,000 tokens on one document of 32,000: what headroom and pages may be taken for."""
+    assert fit(D16, settings(own_tokens=4_000, shared_histories=1)).useful_rows == 4 * 4_096 + 32_000
+    assert fit(D16, settings(shared_histories=1, host_pool_gib=10.0)).useful_rows == 4 * 32_000
 
 
 def test_what_never_fits_says_its_numbers() -> None:

@@ -8,17 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from common.config import GIB
+from common.config import GIB, EngineSettings
 from common.errors import RefusedError
 from tests.unit.worker.engine import rigs
+from tests.unit.worker.engine.test_fit import D16
 from tests.unit.worker.engine.test_retention import BASE, PAGE, model, reference
 from tests.unit.worker.engine.test_turns import SLOW_LINK, TOKEN, InTurn, Replay, decoders, decoding, taking_turns
 from tests.unit.worker.engine.test_turns import run as taken
 from worker.engine.cells import Prepare, cell, play_cell, revoking, with_headroom
 from worker.engine.device import RaceError
+from worker.engine.fit import fit
 from worker.engine.headroom import Cause
-from worker.engine.headroom_memory import HeadroomMemory
+from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.lanes import Temperament
 from worker.engine.local import LocalEngine
 from worker.engine.routes import StagedRoute
@@ -373,6 +376,16 @@ def test_settings_take_headroom_after_warm_up(capsys: pytest.CaptureFixture[str]
     assert rigs.same(outcome, rigs.run(model(), script, residency="full"))
 
 
+def test_headroom_is_for_what_requests_can_read() -> None:
+    """In life: ``--own-tokens``: short parts and one document are 3 GiB of history, whole histories would be 8."""
+    device = VirtualDevice()
+    device.spare_bytes = 100 * GIB
+    wanted = EngineSettings("d16", host_pool_gib=10.0, concurrency=4, context_tokens=32_000, headroom_gib="auto")
+    for changes, chunks in ({"own_tokens": 4_000, "shared_histories": 1}, 3), ({}, 8):
+        settings = replace(wanted, **changes)  # type: ignore[arg-type]
+        assert warm_headroom(device, D16, fit(D16, settings), settings, torch.bfloat16).most == chunks
+
+
 def test_headroom_that_is_not_free_is_refused_by_name() -> None:
     """A6, in life: more than the machine has."""
     with pytest.raises(RefusedError, match="--headroom-gib 999999"):
@@ -384,8 +397,6 @@ def test_free_bytes_are_the_machines() -> None:
     device = VirtualDevice()
     assert 0 < device.free_bytes() < 2**50
     device.spare_bytes = GIB
-    import torch
-
     chunk = device.allocate_chunk((4, 4), torch.float32)
     assert device.free_bytes() == GIB - 64
     device.free_chunk(chunk)
