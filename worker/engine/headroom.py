@@ -12,16 +12,19 @@ Knows rows, and no bytes.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
+from sys import maxsize
 
 from common.errors import InvariantError
 from common.limits import DECISIONS_KEPT_MAX_COUNT
 from worker.engine.admission import Decision
 from worker.engine.free_runs import FreeRuns
-from worker.engine.retention import Loan, Placement, missing
+from worker.engine.retention import Loan, Placement, joined, missing
 
 Spot = tuple[int, int]
 """A chunk and a page in it."""
@@ -58,6 +61,8 @@ class Borrower:
     last_active: int = -1
     parked: bool = False
     pages: dict[int, Spot] = field(default_factory=dict)
+    runs: tuple[Loan, ...] | None = None
+    """The same as rows, ascending, neighbours joined: a step looks at these. None once ``pages`` have changed."""
 
 
 class Headroom:
@@ -95,11 +100,6 @@ class Headroom:
         """Pages of the chunks in use."""
         return len(self._open) * self.chunk_pages
 
-    def pages(self, number: int) -> dict[int, Spot]:
-        """Where the pages of a context lie, by their index in its history."""
-        borrower = self._borrowers.get(number)
-        return {} if borrower is None else dict(borrower.pages)
-
     # -- contexts -------------------------------------------------------------------------------------------------
     def place(self, number: int, found: Placement, start: int, rows: int, step: int) -> Placement:
         """``found`` is where the history of a context that computes ``rows`` rows from ``start`` on is without headroom
@@ -109,28 +109,25 @@ class Headroom:
             return found
         borrower = self._borrowers.setdefault(number, Borrower(number))
         borrower.last_active, borrower.parked = step, False
-        borrowed = self._loans(borrower, self._within(borrower, found))
+        parts = [(part, self._within(borrower, *part)) for part in found.copies]
         lent: tuple[Loan, ...] = ()
         if found.home is not None:
             self._drop(borrower, list(borrower.pages), Cause.IN_PLACE, step, None)
         else:
-            own = {
-                index
-                for first, _, count in (*found.retained, *found.captures)
-                for index in range(first // self._page, (first + count) // self._page)
-            }
-            self._drop(borrower, [index for index in borrower.pages if index in own], Cause.OWN_PAGES, step, None)
+            own = sorted((first, count) for first, _, count in (*found.retained, *found.captures))
+            doubled = [loan for first, count in own for loan in self._within(borrower, first, first + count)]
+            self._drop(borrower, self._indices(doubled), Cause.OWN_PAGES, step, None)
             lent = self._loans(borrower, self._keep(borrower, own, (start + rows) // self._page, step))
-        there = [(first, count) for first, _, _, count in borrowed]
-        copies = [piece for part in found.copies for piece in missing(part, _inside(part, there))]
+        copies = [left for part, loans in parts for left in missing(part, [(loan[0], loan[3]) for loan in loans])]
+        borrowed = tuple(loan for _, loans in parts for loan in loans)
         return replace(found, copies=tuple(copies), borrowed=borrowed, lent=lent)
 
     def confirm(self, number: int, rows: int, step: int) -> None:
         """Only the first ``rows`` rows of its history are: a page with others in it holds nothing (drafted tokens)."""
         borrower = self._borrowers.get(number)
         if borrower is not None:
-            wrong = [index for index in borrower.pages if index >= rows // self._page]
-            self._drop(borrower, wrong, Cause.REFUTED, step, None)
+            wrong = self._within(borrower, rows // self._page * self._page, maxsize)
+            self._drop(borrower, self._indices(wrong), Cause.REFUTED, step, None)
 
     def park(self, number: int) -> None:
         """It stops running: what it holds may be reclaimed as idle."""
@@ -156,18 +153,16 @@ class Headroom:
         self._record(step, Cause.OPENED, self._all_of(chunk), None, None)
         return chunk
 
-    def revoke(self, chunks: int, step: int) -> int:
-        """Close so many chunks: no page goes there any more, and what lies there moves or is dropped in A4's order.
-        How many it closed."""
-        count = min(chunks, len(self._open))
-        for _ in range(count):
+    def revoke(self, chunks: int, step: int) -> None:
+        """Close so many chunks, or all: no page goes there any more, and what lies there moves or is dropped in A4's
+        order."""
+        for _ in range(min(chunks, len(self._open))):
             self._make_room(self.held - (self.capacity - self.chunk_pages), step)
             held = Counter(chunk for one in self._borrowers.values() for chunk, _ in one.pages.values())
             chunk = min(self._open, key=lambda one: (held[one], -one))
             del self._open[chunk]
             self._cooling = {spot: until for spot, until in self._cooling.items() if spot[0] != chunk}
             self._closing[chunk] = self._planned
-        return count
 
     def shifts(self, step: int) -> tuple[Shift, ...]:
         """Pages that leave closing chunks beside ``step``, after its attention. Asked once its contexts are placed:
@@ -175,7 +170,7 @@ class Headroom:
         if not self._closing:
             return ()
         self._planned = max(self._planned, step)
-        moves: list[Shift] = []
+        moves: list[tuple[tuple[int, int], int, int, int]] = []
         for borrower in sorted(self._borrowers.values(), key=lambda one: one.number):
             leaving = [index for index in sorted(borrower.pages) if borrower.pages[index][0] in self._closing]
             moved = []
@@ -183,13 +178,13 @@ class Headroom:
                 spot = self._take(borrower, index)
                 if spot is None:
                     break
-                old, borrower.pages[index] = borrower.pages[index], spot
+                old, borrower.pages[index], borrower.runs = borrower.pages[index], spot, None
                 self._closing[old[0]] = step
-                _append(moves, (old[0], old[1] * self._page, spot[0], spot[1] * self._page, self._page))
+                moves.append(((old[0], spot[0]), old[1] * self._page, spot[1] * self._page, self._page))
                 moved.append(self._number(spot))
             if moved:
                 self._record(step, Cause.SHIFTED, tuple(moved), borrower.number, borrower.number)
-        return tuple(moves)
+        return tuple((chunk, row, to, place, count) for (chunk, to), row, place, count in joined(moves))
 
     def vacate(self, step: int) -> None:
         """No step comes that pages could move beside: what lies in closing chunks is dropped."""
@@ -221,6 +216,9 @@ class Headroom:
         spots = [spot for one in self._borrowers.values() for spot in one.pages.values()]
         if len(set(spots)) != len(spots) or len(spots) != self.held:
             raise HeadroomBooksError(f"{len(set(spots))} pages are held, {self.held} are booked")
+        for one in self._borrowers.values():
+            if one.runs is not None and one.runs != self._loans(one, sorted(one.pages)):
+                raise HeadroomBooksError(f"context {one.number} has pages that its rows do not tell of")
         if self.held > self.capacity:
             raise HeadroomBooksError(f"{self.held} pages are held where there is room for {self.capacity}")
         for chunk, free in self._open.items():
@@ -242,26 +240,45 @@ class Headroom:
     def _known(self, chunk: int) -> bool:
         return chunk in self._open or chunk in self._closing
 
-    def _within(self, borrower: Borrower, found: Placement) -> list[int]:
-        """Its pages of which all rows would come over the link."""
-        page = self._page
-        return [
-            index
-            for index in sorted(borrower.pages)
-            if any(start <= index * page and (index + 1) * page <= end for start, end in found.copies)
-        ]
+    def _runs(self, borrower: Borrower) -> tuple[Loan, ...]:
+        """All that it has, as rows."""
+        if borrower.runs is None:
+            borrower.runs = self._loans(borrower, sorted(borrower.pages))
+        return borrower.runs
 
-    def _keep(self, borrower: Borrower, own: set[int], full: int, step: int) -> list[int]:
-        """Take room for whole pages that nothing on the device holds; the indices to keep in this step."""
-        wanted = [index for index in range(full) if index not in own and index not in borrower.pages]
-        while self.capacity - self.held < len(wanted) and self._reclaim_idle(Cause.IDLE, step, borrower):
+    def _within(self, borrower: Borrower, start: int, end: int) -> list[Loan]:
+        """Of what it has, the whole pages between two rows."""
+        runs, page, found = self._runs(borrower), self._page, []
+        start, end = -(-start // page) * page, end // page * page
+        for index in range(max(0, bisect_right(runs, start, key=lambda run: run[0]) - 1), len(runs)):
+            first, chunk, place, count = runs[index]
+            low, high = max(first, start), min(first + count, end)
+            if low < high:
+                found.append((low, chunk, place + low - first, high - low))
+            elif first >= end:
+                break
+        return found
+
+    def _indices(self, loans: Iterable[Loan]) -> list[int]:
+        """Which pages of a history these are."""
+        page = self._page
+        return [index for first, _, _, count in loans for index in range(first // page, (first + count) // page)]
+
+    def _keep(self, borrower: Borrower, own: Sequence[tuple[int, int]], full: int, step: int) -> list[int]:
+        """Take room for whole pages that nothing on the device holds, ``own`` its pages' rows (first, how many); the
+        indices to keep in this step."""
+        there = sorted([*own, *((first, count) for first, _, _, count in self._runs(borrower))])
+        gaps = missing((0, full * self._page), there)
+        wanted = sum(end - start for start, end in gaps) // self._page
+        while self.capacity - self.held < wanted and self._reclaim_idle(Cause.IDLE, step, borrower):
             pass
-        taken = []
-        for index in wanted[: max(0, self.capacity - self.held)]:
+        taken: list[int] = []
+        indices = (index for start, end in gaps for index in range(start // self._page, end // self._page))
+        for index in islice(indices, max(0, self.capacity - self.held)):
             spot = self._take(borrower, index)
             if spot is None:
                 break
-            borrower.pages[index] = spot
+            borrower.pages[index], borrower.runs = spot, None
             self.held += 1
             taken.append(index)
         if taken:
@@ -305,6 +322,7 @@ class Headroom:
         if not indices:
             return
         spots = [borrower.pages.pop(index) for index in indices]
+        borrower.runs = None
         self.held -= len(spots)
         for spot in spots:
             if spot[0] in self._open:
@@ -315,16 +333,9 @@ class Headroom:
 
     def _loans(self, borrower: Borrower, indices: Iterable[int]) -> tuple[Loan, ...]:
         """Pages as moves of rows, neighbours joined."""
-        loans: list[Loan] = []
-        for index in indices:
-            chunk, page = borrower.pages[index]
-            first, row = index * self._page, page * self._page
-            at, where, place, count = loans[-1] if loans else (0, -1, 0, 0)
-            if (at + count, where, place + count) == (first, chunk, row):
-                loans[-1] = (at, where, place, count + self._page)
-            else:
-                loans.append((first, chunk, row, self._page))
-        return tuple(loans)
+        page, pages = self._page, borrower.pages
+        moves = ((pages[index][0], index * page, pages[index][1] * page, page) for index in indices)
+        return tuple((first, chunk, place, count) for chunk, first, place, count in joined(moves))
 
     def _number(self, spot: Spot) -> int:
         return spot[0] * self.chunk_pages + spot[1]
@@ -336,18 +347,3 @@ class Headroom:
         self.records.append(Decision(self.sequence, step, cause, pages, source, to))
         self.sequence += 1
         self.moved[cause] += len(pages)
-
-
-def _inside(rows: tuple[int, int], pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The pieces (first row, how many) within ``rows``: none lies across its border."""
-    return [piece for piece in pieces if rows[0] <= piece[0] and piece[0] + piece[1] <= rows[1]]
-
-
-def _append(moves: list[Shift], new: Shift) -> None:
-    """One more move, joined with the last one where both sides are neighbours."""
-    if moves:
-        source, row, target, place, count = moves[-1]
-        if (source, row + count, target, place + count) == new[:4]:
-            moves[-1] = (source, row, target, place, count + new[4])
-            return
-    moves.append(new)

@@ -8,14 +8,16 @@ allows. ``place`` is called once a step, when it is planned. Knows no bytes and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from common.config import EngineSettings
 from common.errors import InvariantError
 from worker.engine.admission import Account, PagePool
 from worker.engine.fit import Fit
 
+Between = TypeVar("Between")
 Range = tuple[int, int]
 """First row and the row past the last, of a context's history."""
 Move = tuple[int, int, int]
@@ -205,14 +207,9 @@ class Retention:
 
     def _moves(self, account: Account, indices: Sequence[int]) -> tuple[Move, ...]:
         """Pages as moves of rows, neighbours joined."""
-        moves: list[Move] = []
-        for index in indices:
-            first, place = index * self._page, account.pages[index] * self._page
-            if moves and moves[-1][0] + moves[-1][2] == first and moves[-1][1] + moves[-1][2] == place:
-                moves[-1] = (moves[-1][0], moves[-1][1], moves[-1][2] + self._page)
-            else:
-                moves.append((first, place, self._page))
-        return tuple(moves)
+        page = self._page
+        moves = joined((None, index * page, account.pages[index] * page, page) for index in indices)
+        return tuple((first, place, count) for _, first, place, count in moves)
 
 
 def retention_of(fit: Fit, settings: EngineSettings) -> Retention | None:
@@ -232,3 +229,16 @@ def missing(rows: Range, there: Sequence[tuple[int, int]]) -> tuple[Range, ...]:
     if at < end:
         found.append((at, end))
     return tuple(found)
+
+
+def joined(moves: Iterable[tuple[Between, int, int, int]]) -> list[tuple[Between, int, int, int]]:
+    """Moves of rows (between what, first row, first row there, how many) in order: neighbours on both sides made one."""
+    found: list[tuple[Between, int, int, int]] = []
+    for between, first, place, count in moves:
+        if found:
+            last, row, there, rows = found[-1]
+            if (last, row + rows, there + rows) == (between, first, place):
+                found[-1] = (between, row, there, rows + count)
+                continue
+        found.append((between, first, place, count))
+    return found

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.errors import InvariantError
 from worker.engine.admission import PagePool
-from worker.engine.headroom import Cause, Headroom, HeadroomBooksError
+from worker.engine.headroom import Cause, Headroom, HeadroomBooksError, Spot
 from worker.engine.retention import Placement, Retention, streamed
 
 PAGE = 4
@@ -28,6 +28,11 @@ def opened(chunks: int, pages: int = 4) -> Headroom:
 def grown(headroom: Headroom, number: int, pages: int, step: int) -> Placement:
     """A context that had nothing computes so many whole pages in this step."""
     return headroom.place(number, streamed(0), 0, pages * PAGE, step)
+
+
+def pages(headroom: Headroom, number: int) -> dict[int, Spot]:
+    """Where the pages of a context lie, by their index in its history."""
+    return headroom._borrowers[number].pages
 
 
 def dropped(headroom: Headroom, since: int = 0) -> list[tuple[Cause, int | None, int]]:
@@ -58,7 +63,7 @@ def test_what_its_own_pages_hold_is_not_kept_twice() -> None:
     placed = headroom.place(0, found, 13, 1, 1)
     assert placed.borrowed == ((4, 0, 4, 8),), "this step still reads the page that the arena keeps from now on"
     assert placed.copies == ((12, 13),)
-    assert sorted(headroom.pages(0)) == [2]
+    assert sorted(pages(headroom, 0)) == [2]
     assert headroom.moved[Cause.OWN_PAGES] == 2
     headroom.check()
 
@@ -98,7 +103,8 @@ def test_revoked_pages_go_in_a4s_order() -> None:
     headroom.bring_in(0)
     headroom.park(3)
     since = headroom.sequence
-    assert headroom.revoke(1, 5) == 1
+    headroom.revoke(1, 5)
+    assert headroom.chunks == 3
     assert dropped(headroom, since) == [(Cause.REVOKED_IDLE, 2, 2)], "14 pages to 12: the whole of the first idle one"
     headroom.revoke(2, 5)
     assert dropped(headroom, since)[1:] == [(Cause.REVOKED_IDLE, 3, 5), (Cause.REVOKED, 0, 3)]
@@ -113,7 +119,7 @@ def test_a_page_that_stays_moves_out_of_a_closed_chunk_beside_the_next_step() ->
     headroom = opened(2)
     grown(headroom, 0, 2, 0)
     grown(headroom, 1, 1, 0)
-    assert {chunk for chunk, _ in headroom.pages(1).values()} == {1}
+    assert {chunk for chunk, _ in pages(headroom, 1).values()} == {1}
     headroom.revoke(1, 1)
     assert headroom.cold(1) == []
     before = headroom.place(1, streamed(4), 4, 1, 1)
@@ -174,12 +180,26 @@ def test_pages_of_a_context_lie_side_by_side() -> None:
     assert all(len(headroom.place(one, streamed(rows[one]), rows[one], 1, 16).borrowed) <= 2 for one in range(4))
 
 
+def test_a_step_that_keeps_nothing_new_looks_at_no_page() -> None:
+    """In life: decode over a long history: its rows are put together when its pages change, not once a step."""
+    headroom = opened(2, 64)
+    grown(headroom, 0, 100, 0)
+    headroom.place(0, streamed(401), 401, 1, 1)
+    before = headroom._borrowers[0].runs
+    assert headroom.place(0, streamed(402), 402, 1, 2).borrowed == before
+    assert headroom._borrowers[0].runs is before
+    headroom.place(0, streamed(403), 403, 1, 3)
+    assert headroom._borrowers[0].runs is not before, "a page was completed"
+    headroom.check()
+
+
 def test_without_a_chunk_nothing_changes() -> None:
     """--headroom-gib 0, in life."""
     headroom = Headroom(PAGE, 4)
     found = streamed(9)
     assert headroom.place(0, found, 9, 1, 0) is found
-    assert (headroom.shifts(0), headroom.cold(0), headroom.revoke(1, 0)) == ((), [], 0)
+    headroom.revoke(1, 0)
+    assert (headroom.shifts(0), headroom.cold(0), headroom.closing) == ((), [], 0)
 
 
 def test_the_books_find_what_does_not_add_up() -> None:
@@ -190,6 +210,7 @@ def test_the_books_find_what_does_not_add_up() -> None:
         lambda one: one._borrowers[0].pages.update({1: (7, 1)}),
         lambda one: one._open.clear(),
         lambda one: one._cooling.update({(0, 0): 3}),
+        lambda one: setattr(one._borrowers[0], "runs", ((0, 0, 4, 8),)),
     ):
         headroom = opened(1)
         grown(headroom, 0, 2, 0)
