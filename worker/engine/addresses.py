@@ -17,7 +17,7 @@ import torch
 from worker.engine.device import Device
 from worker.engine.fit import SLOTS, Fit
 from worker.engine.kernels import Spans
-from worker.engine.step import PackedStep
+from worker.engine.step import Ints, PackedStep
 from worker.engine.tables import StepTensors
 
 Bools = npt.NDArray[np.bool_]
@@ -53,15 +53,16 @@ class Addresses:
 
     def of(self, packed: PackedStep, tensors: StepTensors, first_slot: int) -> tuple[LayerAddress, ...]:
         """Each layer's addresses, when the step's first layer is staged in ``first_slot`` and the others in turn."""
-        in_place = packed.ints["in_place"][:-1].astype(bool)
+        in_place = packed.ints["in_place"].astype(bool)
         rows = self._sum(self._long, tensors["rows"], tensors["rows_in_place"], first_slot, in_place)
         slots, pages = self._firsts[first_slot], self._firsts[SLOTS]
         longest = packed.longest_query, packed.longest_history
-        own = self._spans(packed, tensors, first_slot, "", longest)
+        own = self._spans(packed, tensors, first_slot, "", in_place, longest)
         shared: Sequence[Spans | None] = [None] * self._layers
         if packed.plan.joined:
             longest = packed.longest_shared_query, packed.longest_shared_history
-            shared = self._spans(packed, tensors, first_slot, "shared_", longest)
+            in_place = packed.ints["shared_in_place"].astype(bool)
+            shared = self._spans(packed, tensors, first_slot, "shared_", in_place, longest)
         return tuple(
             LayerAddress(
                 int(slots[layer]), int(pages[layer]), rows[layer], own[layer], shared[layer], packed.first_shared_row
@@ -70,14 +71,20 @@ class Addresses:
         )
 
     def _spans(
-        self, packed: PackedStep, tensors: StepTensors, first_slot: int, which: str, longest: tuple[int, int]
+        self,
+        packed: PackedStep,
+        tensors: StepTensors,
+        first_slot: int,
+        which: str,
+        in_place: Bools,
+        longest: tuple[int, int],
     ) -> Sequence[Spans]:
         """One a layer: of the contexts' own histories, or with ``which`` of those they share."""
-        names = [which + name for name in ("history_starts", "in_place", "query_starts", "lengths")]
-        history, place, queries, lengths = names
-        in_place = packed.ints[place][:-1].astype(bool)
+        history, place, queries, lengths = (
+            which + name for name in ("history_starts", "in_place", "query_starts", "lengths")
+        )
         starts = self._sum(self._int, tensors[history], tensors[place], first_slot, in_place)
-        hosts = self._host_starts(packed, first_slot, history, place)
+        hosts = self._host_starts(packed.ints[history], first_slot, in_place)
         host_queries = () if self._cuda else packed.ints[queries].tolist()
         host_lengths = () if self._cuda else packed.ints[lengths].tolist()
         return [
@@ -88,19 +95,18 @@ class Addresses:
     def _sum(
         self, firsts: torch.Tensor, rows: torch.Tensor, mixed: torch.Tensor, first_slot: int, in_place: Bools
     ) -> tuple[torch.Tensor, ...]:
-        """(layers,) of ``rows``, counted from the arena's start."""
+        """(layers,) of ``rows``, counted from the arena's start. ``in_place`` (histories + 1,): the last is the end."""
         slots, pages = firsts[first_slot], firsts[SLOTS]
-        if not in_place.any():
+        if not in_place[:-1].any():
             return (rows + slots).unbind(0)
-        if in_place.all():
+        if in_place[:-1].all():
             return (rows + pages).unbind(0)
         return (rows + torch.where(mixed.bool(), pages, slots)).unbind(0)
 
-    def _host_starts(self, packed: PackedStep, first_slot: int, history: str, in_place: str) -> list[list[int]]:
+    def _host_starts(self, starts: Ints, first_slot: int, in_place: Bools) -> list[list[int]]:
         """The same as lists, for a CPU's kernel; empty on CUDA."""
         if self._cuda:
             return [[]] * self._layers
-        place = packed.ints[in_place].astype(bool)
-        firsts = np.where(place[None], self._firsts[SLOTS][:, None], self._firsts[first_slot][:, None])
-        found: list[list[int]] = (packed.ints[history] + firsts).tolist()
+        firsts = np.where(in_place[None], self._firsts[SLOTS][:, None], self._firsts[first_slot][:, None])
+        found: list[list[int]] = (starts + firsts).tolist()
         return found

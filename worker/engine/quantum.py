@@ -88,7 +88,7 @@ Units = tuple[tuple[Candidate, ...], ...]
 
 def held_bytes(group: Sequence[Candidate]) -> int:
     """Bytes of a group's histories, a shared one once."""
-    return sum(one.nbytes for one in group) + sum(_shared(group).values())
+    return sum([one.nbytes for one in group]) + sum(_shared(group).values())
 
 
 def _shared(group: Sequence[Candidate]) -> dict[int, int]:
@@ -105,35 +105,33 @@ def _seconds(rates: Rates, pool_bytes: int, total: int) -> float:
     return rates.seconds(total - hit, hit)
 
 
-def turn_steps(rates: Rates, pool_bytes: int, groups: Groups) -> list[int]:
-    """Steps of each group's turn: as long as fairness allows, since each turn costs its bringing in."""
+def turn_steps(seconds: Sequence[float], groups: Groups) -> list[int]:
+    """Steps of each group's turn, whose steps take ``seconds``: as long as fairness allows, since each turn costs its
+    bringing in; to its end where nobody else waits."""
+    most = [max([one.remaining for one in group]) for group in groups]
     if len(groups) == 1:
-        return [max(one.remaining for one in groups[0])]
-    return _turn_steps([step_seconds(rates, pool_bytes, group) for group in groups], groups)
-
-
-def _turn_steps(seconds: Sequence[float], groups: Groups) -> list[int]:
+        return most
     share = FAIR_WAIT_S / (len(groups) - 1)
-    steps = []
-    for group, step_s in zip(groups, seconds, strict=True):
-        fair = int(share / step_s)
-        steps.append(max(QUANTUM_MIN_STEPS_COUNT, min(fair, max(one.remaining for one in group))))
-    return steps
+    return [
+        max(QUANTUM_MIN_STEPS_COUNT, min(int(share / step_s), remaining))
+        for step_s, remaining in zip(seconds, most, strict=True)
+    ]
 
 
 def tokens_s(rates: Rates, pool_bytes: int, groups: Groups) -> float:
     """Tokens a second over one cycle in which each group has its turn."""
     tokens = seconds = 0.0
-    held = [held_bytes(group) for group in groups]
+    shared = [_shared(group) for group in groups]
+    held = [sum([one.nbytes for one in group]) + sum(once.values()) for group, once in zip(groups, shared, strict=True)]
     each = [_seconds(rates, pool_bytes, total) for total in held]
-    steps = turn_steps(rates, pool_bytes, groups) if len(groups) == 1 else _turn_steps(each, groups)
+    steps = turn_steps(each, groups)
     for index, group in enumerate(groups):
-        decode = steps[index] * each[index]
-        tokens += sum(min(one.remaining, steps[index]) for one in group)
+        decode, most = steps[index] * each[index], steps[index]
+        tokens += sum([one.remaining if one.remaining < most else most for one in group])
         seconds += decode
         if len(groups) > 1:
-            before = groups[index - 1]
-            there = sum(nbytes for _, nbytes in _shared(group).items() & _shared(before).items())
+            mine, before = shared[index], shared[index - 1]
+            there = sum([nbytes for _, nbytes in mine.items() & before.items()]) if mine and before else 0
             arriving = min(pool_bytes, held[index] - there)
             room = max(0, pool_bytes - held[index - 1])
             ahead = min(arriving, room)
@@ -143,9 +141,9 @@ def tokens_s(rates: Rates, pool_bytes: int, groups: Groups) -> float:
 
 
 def ways(contexts: Sequence[Candidate], pool_bytes: int) -> list[tuple[str, Groups]]:
-    """The ways weighed: one after another as they came, groups of 1, 2, ... in order of size, groups that just fill the
-    pool, any for few. The order counts: what of a turn is brought in during another one depends on its neighbour.
-    Where histories are shared, also the same with everyone who shares one in one turn."""
+    """The ways weighed: one after another as they came, groups of 1, 2, 3, 4, 6, ... in order of size, groups that
+    just fill the pool, any for few. The order counts: what of a turn is brought in during another one depends on its
+    neighbour. Where histories are shared, also the same with everyone who shares one in one turn."""
     units = _units(contexts)
     ordered = [(one,) for unit in units for one in unit]
     found: list[tuple[str, Groups]] = []
@@ -175,19 +173,36 @@ def _cut(units: Sequence[tuple[Candidate, ...]], pool_bytes: int) -> list[tuple[
         return tuple(tuple(one for unit in group for one in unit) for group in cut)
 
     found: list[tuple[str, Groups]] = [("all at once", flat((units,)))]
-    for size in range(1, len(units)):
+    for size in _sizes(len(units)):
         found.append((f"turns of {size}", flat([units[at : at + size] for at in range(0, len(units), size)])))
     if len(units) <= _CUT_ANYHOW_COUNT:
         cuts = _turns(tuple(units)) if len(units) <= _ANY_TURNS_COUNT else _cuts(tuple(units))
         found += [("turns cut anyhow", flat(cut)) for cut in cuts if len(cut) > 1]
-    filled: list[list[tuple[Candidate, ...]]] = [[]]
-    for unit in units:
-        if filled[-1] and held_bytes([*flat([filled[-1]])[0], *unit]) > pool_bytes:
-            filled.append([])
-        filled[-1].append(unit)
+    filled = _filled(units, pool_bytes)
     if len(filled) > 1:
         found.append(("turns that fill the pool", flat(filled)))
     return found
+
+
+def _sizes(count: int) -> list[int]:
+    """Sizes of groups of ``count``: 1, 2, 3, 4, 6, 8, 12, 16, 24, ..., and those that make as many turns of it, about
+    equal. Not all: a plan of many is made within a step's time."""
+    series = [size for at in range(count.bit_length()) for size in (1 << at, 3 << at)]
+    return sorted({size for one in series for size in (one, -(-count // one)) if size < count})
+
+
+def _filled(units: Sequence[tuple[Candidate, ...]], pool_bytes: int) -> list[list[tuple[Candidate, ...]]]:
+    """Units in turn, as many as the pool holds, or one, in each group; a shared history once."""
+    filled: list[list[tuple[Candidate, ...]]] = []
+    own, shared = 0, dict[int, int]()
+    for unit in units:
+        own += sum(one.nbytes for one in unit)
+        shared |= _shared(unit)
+        if not filled or own + sum(shared.values()) > pool_bytes:
+            own, shared = sum(one.nbytes for one in unit), _shared(unit)
+            filled.append([])
+        filled[-1].append(unit)
+    return filled
 
 
 def _cuts(ordered: Units) -> Iterator[tuple[Units, ...]]:
@@ -220,12 +235,13 @@ def plan(rates: Rates, pool_bytes: int, contexts: Sequence[Candidate]) -> Quantu
         reverse=True,
     )  # fmt: skip
     best, _, name, groups = weighed[0]
-    steps = turn_steps(rates, pool_bytes, groups)
+    steps = turn_steps([step_seconds(rates, pool_bytes, group) for group in groups], groups)
     order = sorted(range(len(groups)), key=lambda at: (-max(one.waited_steps for one in groups[at]), at))
     chosen, group = order[0], groups[order[0]]
     following = groups[order[1]] if len(order) > 1 else ()
-    others = [(speed, other) for speed, _, other, cut in weighed[1:] if set(cut) != set(groups)]
-    other_speed, other = others[0] if others else (0.0, "")
+    same = set(groups)
+    others = ((speed, other) for speed, _, other, cut in weighed[1:] if len(cut) != len(groups) or set(cut) != same)
+    other_speed, other = next(others, (0.0, ""))
     return Quantum(
         tuple(sorted(one.number for one in group)),
         steps[chosen],

@@ -232,7 +232,7 @@ def missing(rows: Range, there: Sequence[tuple[int, int]]) -> tuple[Range, ...]:
 
 
 def joined(moves: Iterable[tuple[Between, int, int, int]]) -> list[tuple[Between, int, int, int]]:
-    """Moves of rows (between what, first row, first row there, how many) in order: neighbours on both sides made one."""
+    """Moves of rows (between what, first row, first row there, how many) in order, neighbours on both sides joined."""
     found: list[tuple[Between, int, int, int]] = []
     for between, first, place, count in moves:
         if found:

@@ -178,18 +178,17 @@ class Scheduler:
                 for one in decoding
             ],
         )
-        runs = None if quantum is None else frozenset(quantum.runs)
-        chosen = [one for one in decoding if runs is None or one.number in runs]
-        for one in decoding if runs is not None else ():
-            if one not in chosen:
-                self._note(one, f"waited for its turn: {len(chosen)} of {len(decoding)} requests decode in this one")
-        if runs is not None:
-            coming = runs.union(quantum.following) if quantum is not None else runs
-            for one in decoding:
-                if one.number not in coming:
-                    self.kept.park(one.number)
-            self.shared.settle(self.kept)
-        return [one for one in chosen if self._brought_in(one, step)], quantum
+        if quantum is None:
+            return [one for one in decoding if self._brought_in(one, step)], None
+        runs, coming = frozenset(quantum.runs), frozenset((*quantum.runs, *quantum.following))
+        words = f"waited for its turn: {len(runs)} of {len(decoding)} requests decode in this one"
+        for one in decoding:
+            if one.number not in runs:
+                self._note(one, words)
+            if one.number not in coming:
+                self.kept.park(one.number)
+        self.shared.settle(self.kept)
+        return [one for one in decoding if one.number in runs and self._brought_in(one, step)], quantum
 
     def _brought_in(self, context: Context, step: int) -> bool:
         """It is active from now on, and with it the history it shares; or its reason is on record."""

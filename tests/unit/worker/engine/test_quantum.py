@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.limits import FAIR_WAIT_S, QUANTUM_MIN_STEPS_COUNT
-from worker.engine.quantum import Candidate, Groups, Rates, held_bytes, plan, step_seconds, tokens_s, turn_steps
+from worker.engine.quantum import Candidate, Groups, Rates, held_bytes, plan, step_seconds, tokens_s, turn_steps, ways
 
 GB = 10**9
 CARD = Rates(link_bytes_s=55.5 * GB, memory_bytes_s=4_000 * GB, step_s=0.004)
@@ -128,6 +129,26 @@ def test_plan_decodes_a_documents_questions_together() -> None:
     assert len(plan(CARD, HISTORY + 64 * 10**6, alone).runs) == 1
 
 
+def test_plan_of_many_weighs_few_ways() -> None:
+    """In life: 256 requests: the plan is made within a step, so sizes are tried in steps, and those of equal turns."""
+    many = [Candidate(number, 10**8 + number, 256) for number in range(256)]
+    found = ways(many, HISTORY)
+    sizes = {max(map(len, groups)) for _, groups in found}
+    assert len(found) <= 32
+    assert {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 43, 48, 64, 86, 96, 128, 192, 256} <= sizes
+    assert {len(groups) for _, groups in found} >= {1, 2, 3, 4, 6, 8}
+    assert all(sorted(one.number for group in groups for one in group) == [*range(256)] for _, groups in found)
+
+
+def test_groups_that_fill_the_pool_hold_what_fits_and_no_more() -> None:
+    """In life: each group is within the pool with its shared history counted once, and the next one would not be."""
+    on = [Candidate(n, 10**8 * (1 + n % 7), 256, 0, n % 3 - 1, 10**9 if n % 3 else 0) for n in range(60)]
+    ((_, filled),) = [way for way in ways(on, HISTORY) if way[0] == "turns that fill the pool"]
+    assert len(filled) > 3
+    assert all(held_bytes(group) <= HISTORY for group in filled)
+    assert all(held_bytes([*group, following[0]]) > HISTORY for group, following in pairwise(filled))
+
+
 @settings(max_examples=40, deadline=None)
 @given(count=st.integers(1, 5), size=st.integers(10**8, 4 * GB), pool=st.integers(0, 9 * GB))
 def test_plan_of_equal_contexts_is_the_best_there_is(count: int, size: int, pool: int) -> None:
@@ -141,7 +162,7 @@ def test_plan_of_equal_contexts_is_the_best_there_is(count: int, size: int, pool
 def test_plan_keeps_everybody_within_the_fair_wait(count: int, size: int, pool: int) -> None:
     """In life: a parked request runs again within the stated time, unless a least turn already takes longer."""
     groups: Groups = tuple((one,) for one in contexts(*[size] * count, remaining=10**6))
-    steps = turn_steps(CARD, pool, groups)
+    steps = turn_steps([step_seconds(CARD, pool, group) for group in groups], groups)
     waits = sum(steps[1:]) * step_seconds(CARD, pool, groups[0])
     assert waits <= FAIR_WAIT_S * (1 + 1e-9) or max(steps) == QUANTUM_MIN_STEPS_COUNT
 
