@@ -19,9 +19,10 @@ from worker.structures import Request
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """A request's sequence with its history. Only the scheduler changes it.
+    """A request's sequence with its history, or a shared history. The scheduler and its books change it, nobody else.
 
-    ``entry`` is the ring entry that holds its prompt, ``offset`` the prompt's first index in the ring's int32 view.
+    ``entry`` is the ring entry that holds its prompt, ``offset`` the prompt's first index in the ring's int32 view; a
+    shared history has those of the request that brought it.
     """
 
     number: int
@@ -37,7 +38,7 @@ class Context:
     """Steps planned with it whose end nobody saw yet."""
     ended: bool = False
     waits: str = ""
-    """Why it is not admitted, with numbers; empty once it is."""
+    """Why it is not admitted, or not brought in for its turn, with numbers; empty when it may run."""
     shared: Context | None = None
     """The history that it shares and starts behind; None runs by itself."""
     story: Story = field(default_factory=Story)
@@ -111,7 +112,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Arrival:
+class Prefetch:
     """Rows of a context's history that are copied into its pages before its turn."""
 
     number: int
@@ -145,7 +146,7 @@ class StepPlan:
     shares: tuple[Share, ...]
     placements: tuple[Placement, ...] = ()
     """Where the history of each share's context is; empty when nothing is retained."""
-    arrivals: tuple[Arrival, ...] = ()
+    prefetches: tuple[Prefetch, ...] = ()
     """Contexts that do not run in this step and are brought in beside it (H6)."""
     joined: tuple[Joined, ...] = ()
     """The shared histories of its last shares, in their order (H5)."""

@@ -27,9 +27,9 @@ class Fit:
     """What the pools allocate. Rows are tokens; a row of a slot is one layer's K and V of one token."""
 
     concurrency: int
-    """Effective: the contexts that run together (A5). Also the segments of the host pool per dense layer."""
+    """Effective: the contexts that run together (A5), each with a segment of ``own_rows`` in each dense layer."""
     context_rows: int
-    """Rows of one segment: the longest context, rounded up to whole pages."""
+    """Rows of a whole history: the longest context, rounded up to whole pages."""
     page_rows: int
     slot_rows: int
     """Rows of one staging slot; 0 with ``--residency full``."""

@@ -139,6 +139,10 @@ class Headroom:
         if number in self._borrowers:
             self._borrowers[number].parked = False
 
+    def parked(self) -> list[tuple[int, bool]]:
+        """Of each context that is known, whether it is parked."""
+        return [(one.number, one.parked) for one in self._borrowers.values()]
+
     def leave(self, number: int, step: int) -> None:
         """The context is over."""
         borrower = self._borrowers.pop(number, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from common.errors import InvariantError
 from worker.engine.admission import Decision
 from worker.engine.contexts import Context
 from worker.engine.fit import Fit
@@ -96,7 +97,11 @@ class Kept:
                 self._told[at] = books.sequence
 
     def check(self) -> None:
-        """Raise unless all books agree."""
+        """Raise unless all books agree, also on who is parked: each acts on it alone."""
         if self.retention is not None:
             self.retention.check()
         self.headroom.check()
+        for books in (self.retention, self.headroom):
+            for number, parked in books.parked() if books is not None else ():
+                if parked == self.active(number):
+                    raise InvariantError(f"context {number} is {'parked' if parked else 'active'} in one book alone")

@@ -27,8 +27,8 @@ class Spans:
     the host's numbers): ``query_starts`` and ``history_starts`` (contexts + 1,), ``lengths`` (contexts,).
 
     Context i has queries [query_starts[i], query_starts[i + 1]) and history rows
-    [history_starts[i], history_starts[i] + lengths[i]) counted from the start of the rows given to ``attend``; its
-    queries are the last ones of its history (bottom-right causal).
+    [history_starts[i], history_starts[i] + lengths[i]) counted from the start of the rows given to ``attend``; where
+    the call is causal, its queries are the last ones of its history (bottom-right).
     """
 
     host_query_starts: Sequence[int]

@@ -210,7 +210,7 @@ def table_reuse(make: Make) -> str:
 def _table_read(device: Device, *, forget: bool) -> bool:
     """Whether the first step's table arrives with its own numbers, the host running ahead of a held copy queue.
     ``forget`` gives tables back before their steps have landed."""
-    tables = Tables(device, 8, 2)
+    tables = Tables(device, 8, 2, 2)
     uploads: list[tuple[Upload, PackedStep]] = []
     _settled(device)
     with device.running():

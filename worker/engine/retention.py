@@ -122,6 +122,10 @@ class Retention:
         """Its turn is over: its pages may be reclaimed as idle."""
         self.pool.park(number)
 
+    def parked(self) -> list[tuple[int, bool]]:
+        """Of each context that is known, whether it is parked."""
+        return [(number, holding.account.parked) for number, holding in self._holdings.items()]
+
     def bring_in(self, number: int, step: int) -> str | None:
         """Its turn comes: active from now on, in a run of idle contexts' pages if need be; or why it waits."""
         holding = self._holdings[number]

@@ -13,17 +13,20 @@ from dataclasses import replace
 from typing import Protocol
 
 from common.errors import InvariantError
-from worker.engine.contexts import Arrival, Context, Joined, Share, StepPlan
+from worker.engine.contexts import Context, Joined, Prefetch, Share, StepPlan
 from worker.engine.drafts import Drafts
 from worker.engine.fit import Fit, rounded_up
 from worker.engine.kept import Kept
 from worker.engine.quantum import Quantum
 from worker.engine.retention import Placement, Retention
 from worker.engine.segments import SegmentBook
-from worker.engine.shared import SharedHistories, SharedHistory, Wait, order
+from worker.engine.shared import SharedHistories, SharedHistory, order
 from worker.engine.story import Story, moves
 from worker.engine.turns import Decoding
 from worker.structures import Request
+
+Wait = tuple[str, str]
+"""Why a request waits: the kind of reason, and its words with numbers."""
 
 
 class Planner(Protocol):
@@ -61,7 +64,7 @@ class Scheduler:
         self.filled = 0
         """Rows of every new context's history that are there already: for measuring decode over histories made up."""
         self.waits: Counter[str] = Counter()
-        """Steps planned while the head of the queue waited, by reason."""
+        """Steps planned while the first of those waiting did, by reason; or, of ``turn``, while one running did."""
         self._step, self._now = -1, 0.0
 
     @property
@@ -89,7 +92,7 @@ class Scheduler:
             self.waiting.remove(context)
 
     def landed(self, plan: StepPlan) -> None:
-        """A step's work is over on the device, its leases are retired: ended contexts give their segments back."""
+        """A step's work is over on the device, its leases are retired: the next ``reclaim`` may take segments back."""
         self.kept.landed(plan.step)
         for share in plan.shares:
             share.context.in_flight -= 1
@@ -132,9 +135,9 @@ class Scheduler:
             return None, admitted
         shares.sort(key=order)
         placements, joined = self._place(shares, step)
-        arrivals = self._arrivals(quantum, joined, step)
+        prefetches = self._prefetches(quantum, joined, step)
         self._tell_moves()
-        return StepPlan(step, tuple(shares), placements, arrivals, joined, self.kept.headroom.shifts(step)), admitted
+        return StepPlan(step, tuple(shares), placements, prefetches, joined, self.kept.headroom.shifts(step)), admitted
 
     def _prefills(self, step: int, budget: int) -> list[Share]:
         """Prompts in chunks, ``budget`` rows in all. A shared history is prefilled for the first that waits for it; the
@@ -202,7 +205,7 @@ class Scheduler:
         context.waits = reason or ""
         return reason is None
 
-    def _arrivals(self, quantum: Quantum | None, joined: tuple[Joined, ...], step: int) -> tuple[Arrival, ...]:
+    def _prefetches(self, quantum: Quantum | None, joined: tuple[Joined, ...], step: int) -> tuple[Prefetch, ...]:
         """Whose turn is next comes in beside this step, as far as the pool has room and the link time."""
         if quantum is None or self.kept.retention is None or self.turns is None:
             return ()
@@ -219,7 +222,7 @@ class Scheduler:
                 looked.add(one.number)
                 placement = self.kept.arrive(one, left, step)
                 if placement is not None:
-                    found.append(Arrival(one.number, one.page, placement))
+                    found.append(Prefetch(one.number, one.page, placement))
                     left -= placement.link_rows
         return tuple(found)
 

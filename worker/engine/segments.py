@@ -27,13 +27,8 @@ class SegmentBook:
         self._held: set[HostPage] = set()
 
     @property
-    def free(self) -> int:
-        """Segments for contexts that may be taken."""
-        return len(self._free)
-
-    @property
     def free_longs(self) -> int:
-        """Segments behind those that may be taken."""
+        """Segments behind those for contexts that may be taken."""
         return len(self._free_longs)
 
     @property

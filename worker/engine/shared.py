@@ -19,9 +19,6 @@ from worker.engine.kept import Kept
 from worker.engine.segments import SegmentBook
 from worker.structures import Sampling, SharedPrefix
 
-Wait = tuple[str, str]
-"""Why a request waits: the kind of reason, and its words with numbers."""
-
 
 @dataclass(slots=True, eq=False)
 class SharedHistory:

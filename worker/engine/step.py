@@ -54,7 +54,8 @@ class PackedStep:
     """One a share, in order; then the shared histories; then what is only brought in, without a row in this step."""
     longs: dict[str, Longs]
     """``positions``, ``rows``, ``host_rows``, ``rows_in_place`` (T,); ``prompt_to``, ``prompt_from``
-    (prompt rows,); ``last_to``, ``last_from`` (decode rows,); ``sample_rows``, ``sample_segments``, ``top_k`` (S,)."""
+    (prompt rows,); ``last_to`` (decode rows,); ``sample_rows``, ``top_k`` (S,), the latter unless every row is greedy.
+    With drafts ``ids`` (decode rows,); without, ``last_from`` (decode rows,) and ``sample_segments`` (S,)."""
     ints: dict[str, Ints]
     """``query_starts``, ``history_starts``, ``in_place`` (B + 1,), ``lengths`` (B,): each context's own rows.
     With G shared histories (H5) the same of them, ``shared_query_starts`` counted from ``first_shared_row``:
@@ -182,14 +183,14 @@ def _runs(plan: StepPlan, fit: Fit, found: _Histories) -> tuple[HistoryRun, ...]
     )
     return runs + tuple(
         HistoryRun(fit.segment_first(one.page.index), one.placement.home or 0, 0, 0, one.placement)
-        for one in plan.arrivals
+        for one in plan.prefetches
     )
 
 
 def _contexts(plan: StepPlan) -> ContextSet:
     """Whose rows the step's leases hold: a shared history is one owner, however many read it."""
     shared = [(one.history.number, one.page) for one in plan.joined]
-    arriving = [(one.number, one.page) for one in plan.arrivals]
+    arriving = [(one.number, one.page) for one in plan.prefetches]
     held = [*((share.context.number, share.page) for share in plan.shares), *shared, *arriving]
     return ContextSet(tuple(number for number, _ in held), tuple(page for _, page in held))
 

@@ -52,18 +52,17 @@ class StepTensors:
 
 
 class Tables:
-    """``rows_max`` new rows and ``contexts_max`` contexts a step at most, ``sampled_max`` rows that sample (0: one a
-    context). One thread, the engine's."""
+    """``rows_max`` new rows and ``contexts_max`` contexts a step at most, ``sampled_max`` rows that sample. One thread,
+    the engine's."""
 
-    def __init__(self, device: Device, rows_max: int, contexts_max: int, sampled_max: int = 0) -> None:
-        sampled = sampled_max or contexts_max
-        words = _ROW_TABLES * rows_max + _CONTEXT_TABLES * max(contexts_max, sampled) + _PADDING_WORDS
+    def __init__(self, device: Device, rows_max: int, contexts_max: int, sampled_max: int) -> None:
+        words = _ROW_TABLES * rows_max + _CONTEXT_TABLES * max(contexts_max, sampled_max) + _PADDING_WORDS
         self._gpu = device
         self._host = [device.allocate_host((words,), torch.int64) for _ in range(STEP_TABLES_COUNT)]
         self._views = [table.numpy() for table in self._host]
         self._device = [device.allocate_device((words,), torch.int64) for _ in range(STEP_TABLES_COUNT)]
-        self._tokens = [device.allocate_host((sampled,), torch.int64) for _ in range(STEP_TABLES_COUNT)]
-        self._sampled = [device.allocate_device((sampled,), torch.int64) for _ in range(STEP_TABLES_COUNT)]
+        self._tokens = [device.allocate_host((sampled_max,), torch.int64) for _ in range(STEP_TABLES_COUNT)]
+        self._sampled = [device.allocate_device((sampled_max,), torch.int64) for _ in range(STEP_TABLES_COUNT)]
         self._busy: list[int | None] = [None] * STEP_TABLES_COUNT
         self._turn = 0
 

@@ -169,4 +169,4 @@ def test_any_life_keeps_the_books_and_computes_each_row_once(
             break
     rules.reclaim(step + 1)
     assert rules.idle
-    assert rules.segments.free == segments
+    assert rules.segments.held == 0

@@ -279,6 +279,6 @@ def test_any_life_of_shared_histories_ends_with_all_given_back(
     assert rules.shared.members == 0
     rules.shared.release(rules.kept, life.step)
     rules.check()
-    assert (rules.segments.free, rules.segments.free_longs) == (concurrency, longs)
+    assert (rules.segments.held, rules.segments.free_longs) == (0, longs)
     if rules.kept.retention is not None:
         assert rules.kept.retention.pool.free == rules.kept.retention.pool.capacity

@@ -18,7 +18,7 @@ from worker.engine.virtual_device import VirtualDevice
 def test_arrays_arrive_as_they_were(temperament: Temperament) -> None:
     """Longs, ints of odd count and floats share one copy; names and values survive it."""
     device = VirtualDevice(temperament)
-    tables = Tables(device, 16, 4)
+    tables = Tables(device, 16, 4, 4)
     step = packed(48, temperature=0.5, top_p=0.25)
     found = tables.fetch(tables.upload(step), step)
     for group, dtype in ((step.longs, torch.int64), (step.ints, torch.int32), (step.floats, torch.float32)):
@@ -32,7 +32,7 @@ def test_arrays_arrive_as_they_were(temperament: Temperament) -> None:
 
 def test_a_table_is_not_written_while_its_step_is_under_way() -> None:
     """In life: the host runs further ahead than its tables allow; raised, since a copy would carry other numbers."""
-    tables = Tables(VirtualDevice(), 16, 4)
+    tables = Tables(VirtualDevice(), 16, 4, 4)
     uploads = [tables.upload(packed(48)) for _ in range(STEP_TABLES_COUNT)]
     with pytest.raises(InvariantError, match="written again"):
         tables.upload(packed(48))
@@ -44,7 +44,7 @@ def test_a_table_is_not_written_while_its_step_is_under_way() -> None:
 def test_released_too_early_it_is_a_race() -> None:
     """The control: a step declared over before it is; the device finds the host writing under its copy."""
     device = VirtualDevice(Temperament.LATE)
-    tables = Tables(device, 16, 4)
+    tables = Tables(device, 16, 4, 4)
     for _ in range(STEP_TABLES_COUNT):
         tables.release(tables.upload(packed(48)))
     with pytest.raises(RaceError):
@@ -53,7 +53,7 @@ def test_released_too_early_it_is_a_race() -> None:
 
 def test_a_step_beyond_the_tables_is_refused() -> None:
     """The books of sizes: more rows than were promised at start."""
-    tables = Tables(VirtualDevice(), 1, 1)
+    tables = Tables(VirtualDevice(), 1, 1, 1)
     tables._views = [view[:8] for view in tables._views]
     with pytest.raises(InvariantError, match="words"):
         tables.upload(packed(48))

@@ -198,7 +198,7 @@ def test_the_engine_follows_the_plan_and_keeps_its_bits(temperament: Temperament
     assert len(alone) >= 3
     pool = outcome.local.engine.scheduler.kept.retention.pool  # type: ignore[union-attr]
     assert pool.moved[Reason.IDLE] > 0
-    arrived = sum(end - start for plan in plans for one in plan.arrivals for start, end in one.placement.copies)
+    arrived = sum(end - start for plan in plans for one in plan.prefetches for start, end in one.placement.copies)
     assert (arrived > 0) == (not planned)
 
     def replay(local: LocalEngine) -> None:
@@ -249,7 +249,7 @@ def test_shared_histories_are_parked_with_their_members_and_come_back(
     retention = outcome.local.engine.scheduler.kept.retention
     assert retention is not None
     assert retention.pool.moved[Reason.IDLE] > 0
-    arrived = [sum(one.number == number for number in (6, 5, 4)) for plan in plans for one in plan.arrivals]
+    arrived = [sum(one.number == number for number in (6, 5, 4)) for plan in plans for one in plan.prefetches]
     assert planner is None or sum(arrived) > 0, "a document is brought in beside another one's turn"
 
     def replay(local: LocalEngine) -> None:
