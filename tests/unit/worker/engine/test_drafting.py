@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -34,7 +35,18 @@ def _prompts() -> list[list[int]]:
     return [[chance.randrange(1, 9) for _ in range(length)] for length in (5, 30, 41, 24)]
 
 
-def _run(loaded, settings, samplings, shared=None, wrong=0.0, chunks=0):  # type: ignore[no-untyped-def]
+class Ran(NamedTuple):
+    """What a run gave: texts and why they ended; stages, drafts proposed and taken; bytes of history by where from."""
+
+    texts: list[tuple[int, ...]]
+    reasons: list[str]
+    counts: tuple[int, int, int] | None
+    steps: int
+    headroom_bytes: int
+    spared_bytes: int
+
+
+def _run(loaded, settings, samplings, shared=None, wrong=0.0, chunks=0, prompts=None):  # type: ignore[no-untyped-def]
     local = LocalEngine(replace(loaded, device=open_device("cpu", 1)), settings)
     if chunks:
         engine = local.engine
@@ -44,14 +56,15 @@ def _run(loaded, settings, samplings, shared=None, wrong=0.0, chunks=0):  # type
         engine.use(memory)
     if wrong:
         _guess(local.engine.drafts, wrong)
-    numbers = local.submit(_prompts(), samplings, shared)
+    numbers = local.submit(prompts or _prompts(), samplings, shared)
     while local.step():
         local.engine.check()
     texts = [tuple(local.finished[number].token_ids) for number in numbers]
     reasons = [local.finished[number].reason for number in numbers]
-    counts, steps = local.engine.drafts and local.engine.drafts.counts, local.engine.steps
+    engine = local.engine
+    counts = engine.drafts and engine.drafts.counts
     assert local.close().proved
-    return texts, reasons, counts, steps
+    return Ran(texts, reasons, counts, engine.steps, engine.headroom_bytes, engine.spared_bytes)
 
 
 def _guess(drafts: Drafts, wrong: float) -> None:
@@ -75,16 +88,17 @@ DRAWN = [Sampling(max_tokens=30, temperature=0.9, top_p=0.95, seed=seed) for see
 def test_the_text_is_the_same_with_drafts(loaded, samplings, retain, chunks, wrong) -> None:  # type: ignore[no-untyped-def]
     """fp32 on the CPU: streamed, retained and in headroom, greedy and drawn with a seed, drafts right and wrong."""
     settings = replace(SETTINGS, retain=retain)
-    plain, reasons, _, steps = _run(loaded, settings, samplings)
+    plain, reasons, _, steps, *_ = _run(loaded, settings, samplings)
     drafted = _run(loaded, replace(settings, draft_tokens=4), samplings, wrong=wrong, chunks=chunks)
-    assert drafted[0] == plain
-    assert drafted[1] == reasons
-    stages, proposed, taken = drafted[2]
+    assert drafted.texts == plain
+    assert drafted.reasons == reasons
+    assert (drafted.headroom_bytes > 0) == bool(chunks)
+    stages, proposed, taken = drafted.counts
     assert stages + taken == sum(map(len, plain)) - len(plain), "each pass gives one token and the drafts that held"
     assert proposed > 0
     if not wrong and samplings is GREEDY:
         assert taken > stages / 2, "a text that repeats itself is found again"
-        assert drafted[3] < steps
+        assert drafted.steps < steps
 
 
 def test_the_text_is_the_same_on_the_reference_route(loaded) -> None:  # type: ignore[no-untyped-def]
@@ -94,12 +108,18 @@ def test_the_text_is_the_same_on_the_reference_route(loaded) -> None:  # type: i
 
 
 def test_requests_that_share_a_history_draft_too(loaded) -> None:  # type: ignore[no-untyped-def]
-    """Two with a common beginning: its rows are shared, the text looked up is the whole of each."""
+    """Three of four with a common beginning: its rows are shared and staged once, drafts are found in it, and the texts
+    are those of each alone without drafts. The control: who is not told shares nothing."""
     settings = replace(SETTINGS, draft_tokens=4)
-    prompts = _prompts()
-    shared = [None, SharedPrefix("k", PAGE), None, None]
-    assert _run(loaded, settings, GREEDY, shared)[0] == _run(loaded, replace(settings, draft_tokens=0), GREEDY)[0]
-    assert len(prompts[1]) > PAGE
+    beginning = _prompts()[3][: 2 * PAGE]
+    prompts = [beginning + one if at else one for at, one in enumerate(_prompts())]
+    shared = [None, *[SharedPrefix("k", len(beginning))] * 3]
+    plain = _run(loaded, replace(settings, draft_tokens=0), GREEDY, prompts=prompts)
+    both = _run(loaded, settings, GREEDY, shared, prompts=prompts)
+    assert both.texts == plain.texts
+    assert both.spared_bytes > 0
+    assert both.counts[2] > 0, "drafts that held, with rows behind a shared history"
+    assert plain.spared_bytes == 0
 
 
 @pytest.mark.parametrize(("retain", "chunks", "books"), [("on", 0, Retention), ("off", 20, Headroom)])
