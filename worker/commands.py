@@ -152,7 +152,7 @@ def worker(
         _need_extra()
     from worker import process  # needs numpy, which the client's machine may lack
 
-    raise typer.Exit(process.serve(settings))
+    process.serve(settings)
 
 
 def _need_extra() -> None:

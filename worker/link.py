@@ -12,7 +12,7 @@ import zmq
 
 from common import codec, limits, wire
 from common.config import KeySettings
-from common.errors import PeerFault
+from common.errors import PeerFault, RefusedError
 from worker.inputs import LinkLost, LinkReady, Received
 
 WRONG_KEY = "check --keys: the folder must hold the broker's server.key and a client key that it lets in"
@@ -28,7 +28,11 @@ class Link:
         self._secure = not keys.insecure
         self._ready = False
         self._reached = False
-        wire.connect(self.socket, endpoint)
+        try:
+            wire.connect(self.socket, endpoint)
+        except RefusedError:
+            self.close()
+            raise
 
     def sockets(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
         """What to poll: the connection and its monitor."""

@@ -8,7 +8,6 @@ is woken by the socket, the other threads and signals.
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import random
 import signal
@@ -17,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import zmq
 
@@ -29,7 +28,7 @@ from common.errors import HaulierError, InvariantError
 from common.messages import LineRef
 from worker import effects as do
 from worker import inputs as on
-from worker import machinery, state_slot, tokenizer
+from worker import leaving, machinery, state_slot, tokenizer
 from worker.figures import Figures
 from worker.inbox import Inbox
 from worker.link import Link
@@ -345,7 +344,7 @@ class Worker:
         for thread in self._threads:
             thread.join(patience)
         self._close(False)
-        self._context.term()  # waits for the last frames, as long as the closed socket lingers
+        self._threads.append(leaving.end_context(self._context, JOIN_S))
         if self.exit is not None and self.exit.code != InvariantError.exit_code and not self.failed:
             try:
                 self.outbox.leave()
@@ -374,9 +373,10 @@ def _exported(figures: metrics.Metrics, port: int) -> Iterator[None]:
             endpoint.stop()
 
 
-def serve(settings: WorkerSettings) -> int:
-    """Run a worker in this process until it ends; its exit code. Main thread. The first SIGTERM or Ctrl-C drains, the
-    second leaves at once.
+def serve(settings: WorkerSettings) -> NoReturn:
+    """Run a worker in this process until it ends, and the process with it: no destructor runs, since after a failure
+    the device may still read what it would free (L7), and nothing durable depends on one. Main thread. The first
+    SIGTERM or Ctrl-C drains, the second leaves at once.
     """
     worker = Worker(settings)
     asked = 0
@@ -394,6 +394,4 @@ def serve(settings: WorkerSettings) -> int:
         log.get("worker").warning("threads_left_behind", threads=stuck)
     if worker.exit is not None and code not in (0, AT_ONCE):
         print(f"haulier: {' '.join(worker.exit.reason.split())}", file=sys.stderr, flush=True)
-    if stuck or worker.failed:  # no destructor runs: after a failure the device may still read what it would free (L7)
-        os._exit(code)
-    return code
+    leaving.leave(code)

@@ -27,9 +27,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[WorkerSettings]:
     """What would have been served."""
     got: list[WorkerSettings] = []
 
-    def serve(settings: WorkerSettings) -> int:
+    def serve(settings: WorkerSettings) -> None:
         got.append(settings)
-        return 0
 
     monkeypatch.setattr(process, "serve", serve)
     monkeypatch.setattr("common.log.setup", lambda: None)

@@ -15,6 +15,7 @@ from common import codec, limits, wire
 from common import keys as key_files
 from common import messages as said
 from common.config import KeySettings
+from common.errors import RefusedError
 from worker.inputs import LinkLost, LinkReady, Received
 from worker.link import Link
 
@@ -124,3 +125,15 @@ def test_a_broker_that_does_not_read_loses_the_link(context: zmq.Context[Any]) -
     assert "does not take" in lost.reason
     link.close()
     router.close(0)
+
+
+def test_a_link_that_cannot_be_made_leaves_no_socket(
+    context: zmq.Context[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In life: an endpoint that is none: its socket would keep the context, and the process, from ending."""
+    made: list[zmq.Socket[bytes]] = []
+    real = wire.connect
+    monkeypatch.setattr(wire, "connect", lambda socket, endpoint: made.append(socket) or real(socket, endpoint))
+    with pytest.raises(RefusedError, match="no address"):
+        Link(context, "tcp://nowhere", KeySettings(insecure=True))
+    assert [socket.closed for socket in made] == [True]

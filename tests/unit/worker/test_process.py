@@ -272,6 +272,29 @@ def test_told_to_end_it_drains_and_says_goodbye(make: Any, broker: Scripted) -> 
     assert worker.exit.code == 0
 
 
+def test_a_connection_that_does_not_end_is_left_behind(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In life: ZeroMQ waits for ever: the worker's end does not, and says what it left."""
+    over = threading.Event()
+    monkeypatch.setattr("worker.process.JOIN_S", 0.5)
+    worker = make()
+    begin(worker)
+    real, worker._context = worker._context, Stuck(over)
+    worker._end_threads()
+    assert worker.still_running()[-1] == "connections"
+    over.set()
+    worker._context = real
+
+
+class Stuck:
+    """A context that ends when it is told to."""
+
+    def __init__(self, over: threading.Event) -> None:
+        self._over = over
+
+    def destroy(self) -> None:
+        self._over.wait()
+
+
 def test_an_idle_worker_sleeps(make: Any, broker: Scripted) -> None:
     """No busy polling: an idle second is a handful of turns."""
     worker = make()
