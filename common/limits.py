@@ -218,6 +218,10 @@ STEP_DEADLINE_S = 80.0
 ENGINE_POLL_MIN_S = 0.00005
 ENGINE_POLL_MAX_S = 0.001
 """The host looks for a step's end this often: well below a step, and asleep between, so that the session runs."""
+LINK_MEASURED_BYTES = 1 << 30
+"""The link is measured at start with so many bytes, three times: some tens of milliseconds of it."""
+ARENA_VIEWS_MAX_COUNT = 1 << 16
+"""Pages of the device page pool whose views are kept for the next step: making one costs host time, as a copy does."""
 ENGINE_IDLE_S = 0.5
 """An idle engine sleeps on the ring's condition at most this long before it looks whether to stop."""
 

@@ -21,11 +21,11 @@ from worker.engine.admission import PagePool
 from worker.engine.cells import CONTEXT_PAGES, ROUTES, Row, table
 from worker.engine.contexts import StepPlan
 from worker.engine.device import Device, QueueName
-from worker.engine.device_pool import Rows
 from worker.engine.device_use import device_bytes, device_name, versions
 from worker.engine.drafts import Drafts
 from worker.engine.fit import rounded_up
 from worker.engine.lifecycle_clock import LifecycleClock
+from worker.engine.link_rate import flat, link_rate
 from worker.engine.local import LocalEngine
 from worker.engine.model import DTYPES, LoadedModel, from_config, shape_config
 from worker.engine.retention import Retention
@@ -277,7 +277,7 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     engine.scheduler.turns = None  # all decode together in every series
     if engine.drafts is not None:
         _draft_wrongly(engine.drafts, loaded.geometry.vocabulary)
-    link = link_rate(engine) if engine.host is not None else 0.0
+    link = link_rate(engine.device, engine.host, engine.pool) if engine.host is not None else 0.0
     if settings.fill == "random":
         fill_histories(engine)
         engine.scheduler.filled = settings.length - 1
@@ -300,7 +300,7 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     lifecycle_share, transport_share = _lifecycle(local)
     local.run()
     if engine.host is not None:
-        link = max(link, link_rate(engine))
+        link = max(link, link_rate(engine.device, engine.host, engine.pool))
     tokens = {number: tuple(finished.token_ids) for number, finished in local.finished.items()}
     local.close()
     return Run(seconds, steps, hits, headroom, predicted, moved, link, prefilled - begun, logits, peak, tokens,
@@ -335,28 +335,6 @@ def _prompts(settings: BenchSettings, vocabulary: int) -> list[list[int]]:
     return torch.randint(1, vocabulary, size, generator=chance).tolist()
 
 
-def _flat(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    return rows.key.flatten(0, -3), rows.value.flatten(0, -3)
-
-
-def link_rate(engine: Any) -> float:
-    """Bytes a second from the host pool to a slot: every layer's K and V once, in pieces as large as a slot takes."""
-    device: Device = engine.device
-    queue = device.queue(QueueName.H2D)
-    target = engine.pool.slots[0].key
-    best = 0.0
-    for _ in range(3):
-        moved, start = 0, time.perf_counter()
-        for layer in engine.host.layers:
-            for source in _flat(layer):
-                rows = min(len(source), len(target))
-                device.copy(queue, target[:rows], source[:rows], "measure the link")
-                moved += source[:rows].nbytes
-        device.synchronise(queue)
-        best = max(best, moved / (time.perf_counter() - start))
-    return best
-
-
 def fill_histories(engine: Any) -> None:
     """The same random rows in every layer's history, wherever it is kept."""
     device: Device = engine.device
@@ -365,7 +343,7 @@ def fill_histories(engine: Any) -> None:
     chance = torch.Generator(device.torch_device)
     with device.running():
         for index, layer in enumerate(layers):
-            for side, target in enumerate(_flat(layer)):
+            for side, target in enumerate(flat(layer)):
                 chance.manual_seed(2 * index + side)
                 rows = torch.randn(target.shape, generator=chance, device=device.torch_device, dtype=target.dtype)
                 if engine.host is None:

@@ -35,6 +35,7 @@ from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.host_pool import HostPool
 from worker.engine.intake import Intake, Prompts
 from worker.engine.landing import Enqueued, landed_tokens
+from worker.engine.link_rate import rates_at_start
 from worker.engine.model import LoadedModel
 from worker.engine.page_leases import PageLeases
 from worker.engine.quantum import believed
@@ -120,6 +121,7 @@ class Engine:
         self._stack.enter_context(registered(loaded.module))
         with device.running(), torch.no_grad():
             warm_up(loaded, self.pool.slots or self.pool.layers, shared=self.fit.longs > 0)
+        self.turns.rates = rates_at_start(device, loaded.geometry, self.fit, self.host, self.pool)
         self.use(warm_headroom(device, loaded.geometry, self.fit, settings, loaded.dtype))
 
     def use(self, headroom: HeadroomMemory) -> None:

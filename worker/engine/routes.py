@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import torch
 
 from common.errors import InvariantError
+from common.limits import ARENA_VIEWS_MAX_COUNT
 from worker.engine.addresses import Addresses, LayerAddress
 from worker.engine.device import Device, QueueName, Work
 from worker.engine.device_pool import DevicePool, Rows
@@ -121,21 +123,12 @@ def _whole(run: HistoryRun) -> slice:
     return slice(run.first, run.first + run.rows + run.added)
 
 
+def _cut(rows: Rows, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return rows.key[first : first + count], rows.value[first : first + count]
+
+
 Copied = tuple[Rows, int, Rows, int, int]
 """Rows and the first of them to copy, rows and the first place there, how many."""
-NOTHING = Work(lambda: None)
-
-
-def _both(one: Work, other: Work) -> Work:
-    """One launch of two: the second after the first."""
-    if other is NOTHING:
-        return one
-
-    def both() -> None:
-        one.fn()
-        other.fn()
-
-    return Work(both, [*one.reads, *other.reads], [*one.writes, *other.writes])
 
 
 class ResidentRoute(Route):
@@ -170,6 +163,7 @@ class StagedRoute(Route):
         self._ahead = min(SLOTS, self._layers)
         self._leases: dict[tuple[int, int], Lease] = {}
         self.headroom: HeadroomMemory | None = None
+        self._arena_views = lru_cache(ARENA_VIEWS_MAX_COUNT)(partial(_cut, pool.arena))
         self.row_bytes = 2 * pool.arena.key[:1].nbytes
 
     def prepare(self, packed: PackedStep) -> None:
@@ -193,7 +187,7 @@ class StagedRoute(Route):
         transport.before_attention(lease)
         out = self._call(live, where, query, key, value, scale)
         if packed.captures:
-            work = _both(self._keep(packed, where), self._lend(packed, layer, where))
+            work = self._copies([*self._keep(packed, where), *self._lend(packed, layer, where)])
             self.device.launch(self._compute, work.fn, work.reads, work.writes, "keep whole pages")
         consumed = transport.attended(lease)
         work = self._write_back(live, layer, where)
@@ -228,78 +222,73 @@ class StagedRoute(Route):
                 copies.append((arena.value[base + start : base + end], host.value[source], owner))
         retained = None
         if packed.retained:
-            retained = _both(self._materialise(packed, slot, pages), self._borrow(packed, layer, slot, pages))
+            retained = self._copies(
+                [*self._materialise(packed, slot, pages), *self._borrow(packed, layer, slot, pages)]
+            )
         lease = self._transport.stage(packed.step, layer, packed.contexts, copies, retained)
         self._leases[packed.step, layer] = lease
 
-    def _materialise(self, packed: PackedStep, slot: int, pages: int) -> Work:
+    def _materialise(self, packed: PackedStep, slot: int, pages: int) -> list[Copied]:
         """Retained pages to their places in the slot."""
-        return self._moves(
-            [
-                (pages + place, slot + run.first + first, rows)
-                for run in packed.runs
-                for first, place, rows in run.placement.retained
-            ]
-        )
+        return [
+            (self._arena, pages + place, self._arena, slot + run.first + first, rows)
+            for run in packed.runs
+            for first, place, rows in run.placement.retained
+        ]
 
-    def _keep(self, packed: PackedStep, where: LayerAddress) -> Work:
+    def _keep(self, packed: PackedStep, where: LayerAddress) -> list[Copied]:
         """Pages that this step made whole, from the slot to where they are kept."""
-        return self._moves(
-            [
-                (where.slot_first + run.first + first, where.page_first + place, rows)
-                for run in packed.runs
-                for first, place, rows in run.placement.captures
-            ]
-        )
+        return [
+            (self._arena, where.slot_first + run.first + first, self._arena, where.page_first + place, rows)
+            for run in packed.runs
+            for first, place, rows in run.placement.captures
+        ]
 
-    def _borrow(self, packed: PackedStep, layer: int, slot: int, pages: int) -> Work:
+    def _borrow(self, packed: PackedStep, layer: int, slot: int, pages: int) -> list[Copied]:
         """Pages in headroom to their places in the slot, or in a run that is being filled."""
         arena, memory = self._arena, self.headroom
         if memory is None:
-            return NOTHING
-        return self._copies(
-            [
-                (memory.rows(chunk, layer), place, arena, run.first + first + (pages if run.in_place else slot), rows)
-                for run in packed.runs
-                for first, chunk, place, rows in run.placement.borrowed
-            ]
-        )
+            return []
+        return [
+            (memory.rows(chunk, layer), place, arena, run.first + first + (pages if run.in_place else slot), rows)
+            for run in packed.runs
+            for first, chunk, place, rows in run.placement.borrowed
+        ]
 
-    def _lend(self, packed: PackedStep, layer: int, where: LayerAddress) -> Work:
+    def _lend(self, packed: PackedStep, layer: int, where: LayerAddress) -> list[Copied]:
         """Pages from the slot to headroom, and those that leave a chunk which is given back."""
         arena, memory = self._arena, self.headroom
         if memory is None:
-            return NOTHING
-        moves = [
+            return []
+        lent = [
             (arena, where.slot_first + run.first + first, memory.rows(chunk, layer), place, rows)
             for run in packed.runs
             for first, chunk, place, rows in run.placement.lent
         ]
-        moves += [
+        return lent + [
             (memory.rows(chunk, layer), row, memory.rows(target, layer), place, rows)
             for chunk, row, target, place, rows in packed.plan.shifts
         ]
-        return self._copies(moves)
-
-    def _moves(self, moves: Sequence[tuple[int, int, int]]) -> Work:
-        """Rows of the arena from one place in it to another, (from, to, how many) each."""
-        return self._copies([(self._arena, source, self._arena, target, rows) for source, target, rows in moves])
 
     def _copies(self, moves: Sequence[Copied]) -> Work:
-        """Device to device, in order."""
-        pairs = [
-            (side[0][source : source + rows], side[1][target : target + rows])
-            for old, source, new, target, rows in moves
-            for side in ((old.key, new.key), (old.value, new.value))
-        ]
+        """Device to device, all in one call and in no order: no move reads what another one writes."""
+        sources: list[torch.Tensor] = []
+        targets: list[torch.Tensor] = []
+        for old, source, new, target, rows in moves:
+            sources += self._views(old, source, rows)
+            targets += self._views(new, target, rows)
 
         def move() -> None:
-            for source, target in pairs:
-                target.copy_(source)
+            if targets:
+                torch._foreach_copy_(targets, sources)
 
-        if not self._checked:
-            return Work(move)
-        return Work(move, [source for source, _ in pairs], [target for _, target in pairs])
+        return Work(move, sources, targets) if self._checked else Work(move)
+
+    def _views(self, rows: Rows, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of some rows; of the arena made once, since a step moves many pages and most of them moved before."""
+        if rows is self._arena:
+            return self._arena_views(first, count)
+        return _cut(rows, first, count)
 
     def _write_back(self, live: LiveStep, layer: int, where: LayerAddress) -> Work:
         """One gather from the arena and one scatter into the mapped host rows, K and V each."""

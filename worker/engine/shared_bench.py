@@ -23,11 +23,11 @@ from worker.engine.bench import (
     dtype_of,
     fill_histories,
     fresh_device,
-    link_rate,
 )
 from worker.engine.contexts import StepPlan
 from worker.engine.device_use import device_name, versions
 from worker.engine.fit import rounded_up
+from worker.engine.link_rate import link_rate
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel, from_config, shape_config
 from worker.engine.runner import open_device
@@ -149,7 +149,8 @@ def _run(
 
     ring_bytes = 1 << max(16, math.ceil(math.log2(8 * settings.contexts * (shared_tokens + settings.length))))
     local = LocalEngine(loaded, wanted, ring_bytes=ring_bytes, watch=watch)
-    link = link_rate(local.engine) if local.engine.host is not None else 0.0
+    engine = local.engine
+    link = link_rate(engine.device, engine.host, engine.pool) if engine.host is not None else 0.0
     fill_histories(local.engine)
     local.engine.scheduler.filled = shared_tokens + settings.length - 1
     one = _measure(local, settings, shared_tokens, 1, seen)

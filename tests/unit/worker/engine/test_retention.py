@@ -102,7 +102,7 @@ def _stale_page(route: StagedRoute) -> None:
         made = original(packed, where)
         if not work:
             work.append(packed.step)
-            return route._moves([])
+            return []
         return made
 
     route._keep = keep  # type: ignore[method-assign]
