@@ -33,8 +33,8 @@ from worker.engine.runner import open_device
 from worker.engine.versus import decode_rates
 from worker.structures import Sampling
 
-WARM_STEPS = 4
-"""Decode steps before the measured ones: allocator and host settle, and the first copies of a step are prefetched."""
+WARM_STEPS = 16
+"""Decode steps before the measured ones: host and rates settle, and the first copies of a step are prefetched."""
 LIFECYCLE_STEPS = 8
 """Decode steps after the measured ones in which the transport is timed: timing costs, so those are not measured."""
 TAIL_STEPS = 4
