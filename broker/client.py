@@ -226,6 +226,7 @@ class Order:
     priority: int = 0
     window_s: int = 0
     model: str = ""
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +273,7 @@ def submit(client: Client, source: InputFile, order: Order, tell: Tell) -> messa
         asked: Any = messages.Submit(
             request=0, job=order.job, name=order.name, size=source.size, sha256=source.sha256, lenient=order.lenient,
             priority=order.priority, window_s=order.window_s, model=order.model,
+            url=order.url,
         )  # fmt: skip
         furthest, unmoved = -1, 0
         while True:

@@ -11,7 +11,7 @@ import pytest
 
 from broker.effects import AssignLine, EndAttempt, ForgetWorker, History, ReturnLine, SaveJob, SaveSession, StoreResult
 from broker.schema import MIGRATIONS
-from broker.store import Store, runs
+from broker.store import JOB, Store, job_of, runs
 from common import limits
 from common.errors import InvariantError, RefusedError
 from common.messages import LineRef
@@ -207,6 +207,24 @@ def test_a_store_of_the_version_before_beginnings_migrates_with_its_lines(tmp_pa
     connection.close()
     store = Store.open(path)
     assert [(line.size, line.prefix) for line in store.window(1, "m", 0, 9)[0]] == [(9, 0)]
+    store.close()
+
+
+def test_a_store_of_the_version_before_urls_migrates_with_its_jobs(tmp_path: Path) -> None:
+    """An upgrade in the middle of a job: it is for any url, as it was."""
+    path = tmp_path / "broker.sqlite"
+    connection = sqlite3.connect(path, isolation_level=None)
+    for migration in MIGRATIONS[:5]:
+        migration(connection)
+    connection.execute(
+        "INSERT INTO jobs (number, id, owner, name, status, size, sha256, lenient, priority, window_s, model, created_at) "
+        "VALUES (1, 'j', 'me', 'n', 'completed', 1, '', 0, 0, 0, 'm', 1.0)"
+    )
+    connection.execute("PRAGMA user_version=5")
+    connection.close()
+    store = Store.open(path)
+    row = store.connection.execute(f"SELECT {','.join(JOB)} FROM jobs").fetchone()
+    assert (job_of(row).id, job_of(row).url) == ("j", "")
     store.close()
 
 
