@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import zmq
 
@@ -44,6 +44,13 @@ STUCK_MAX_COUNT = 100
 
 def _nothing() -> None:
     """The default for ``idle``."""
+
+
+class Asker(Protocol):
+    """Whoever can put a request to a broker."""
+
+    def ask(self, request: Any, answer: type[T]) -> T:
+        """The answer to ``request``; a ``Failure`` is raised as an error."""
 
 
 class Client:
@@ -267,7 +274,7 @@ def hash_file(path: Path, tell: Tell) -> InputFile:
     return InputFile(path, done, digest.hexdigest())
 
 
-def submit(client: Client, source: InputFile, order: Order, tell: Tell) -> messages.JobInfo:
+def submit(client: Asker, source: InputFile, order: Order, tell: Tell) -> messages.JobInfo:
     """Hand the file over from wherever the broker lacks it, and seal it. Idempotent by the order's job id."""
     with source.path.open("rb") as file:
         asked: Any = messages.Submit(
@@ -309,7 +316,7 @@ def follow(client: Client, job: str, every_s: float) -> Iterator[messages.JobInf
         client.sleep(every_s)
 
 
-def problems(client: Client, job: str) -> Iterator[messages.Problem]:
+def problems(client: Asker, job: str) -> Iterator[messages.Problem]:
     """Every bad line of the job's input that the broker lists, in order."""
     offset = 0
     while True:
@@ -334,7 +341,7 @@ def jobs(client: Client) -> Iterator[messages.JobInfo]:
 class Download:
     """One of a job's two files (``output`` or ``error``) on its way here, in order of completion, a page at a time."""
 
-    def __init__(self, client: Client, job: str, which: str) -> None:
+    def __init__(self, client: Asker, job: str, which: str) -> None:
         self._client = client
         self._job = job
         self._which = which

@@ -69,7 +69,7 @@ def too_long(size: int) -> Bad:
 
 
 def check(raw: bytes, model: str = "", url: str = "") -> Entry | Bad:
-    """Look at one line (bytes, its line end may be there, BOM removed). ``model`` and ``url``, if given, must be its."""
+    """Look at one line (bytes, its line end may be there, BOM removed). ``model`` and ``url``, if given, must fit."""
     if len(raw) > limits.LINE_MAX_BYTES:
         return too_long(len(raw))
     try:
