@@ -169,7 +169,7 @@ def test_a_reader_that_takes_nothing_costs_a_page_and_keeps_nobody_waiting(web: 
     there, many times what the server held.
     """
     web.broker()
-    web.fleet.worker("--ring-mib", "64", delay_ms=1)
+    web.fleet.worker("--ring-mib", "64", "--context-tokens", "2000000", delay_ms=1)
     alice = web.client()
     text = "x" * 500_000
     batch = web.ended(alice, create(alice, upload(alice, jsonl([chat(n, text) for n in range(120)]))).id)
