@@ -36,6 +36,8 @@ class Fleet:
     ) -> None:
         self._broker, self._keys, self._by_tenant, self._timeout_s = broker, keys, by_tenant, timeout_s
         self._local = threading.local()
+        self._made: set[Client] = set()
+        """Every thread's, so that they are closed though their threads are gone."""
         self.stopping = threading.Event()
 
     def tenant(self, tenant: str) -> TenantFleet:
@@ -53,8 +55,9 @@ class Fleet:
             return clients[name]
         keys = tenant_keys(self._keys, name)
         made = clients[name] = Client(ClientSettings((self._broker,), keys, self._timeout_s), self._look_up)
+        self._made.add(made)
         if len(clients) > limits.HTTP_CLIENTS_A_THREAD_COUNT:
-            clients.popitem(last=False)[1].close()
+            self._end(clients.popitem(last=False)[1])
         return made
 
     def forget(self, tenant: str) -> None:
@@ -62,7 +65,16 @@ class Fleet:
         clients: OrderedDict[str, Client] | None = getattr(self._local, "clients", None)
         found = clients.pop(self._name(tenant), None) if clients is not None else None
         if found is not None:
-            found.close()
+            self._end(found)
+
+    def close(self) -> None:
+        """Close every connection; the threads that used them have ended."""
+        for client in list(self._made):
+            self._end(client)
+
+    def _end(self, client: Client) -> None:
+        client.close()
+        self._made.discard(client)
 
     def _name(self, tenant: str) -> str:
         """Whose key a tenant's requests travel under; empty for nobody in particular."""

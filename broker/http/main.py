@@ -53,6 +53,7 @@ def serve(plan: Plan) -> None:
     finally:
         carrier.stop()
         api.close()
+        fleet.close()
         lock.release()
 
 
