@@ -2,8 +2,8 @@
 
 usage: python docs/examples/openai_client.py QUESTIONS.jsonl OUT.jsonl [http://127.0.0.1:8000/v1]
 
-The key is taken from OPENAI_API_KEY; a broker on loopback without --http-keys takes any. Failed lines go into OUT too, as
-`haulier run` without -e does it. Needs: pip install openai
+The key is taken from OPENAI_API_KEY; a broker on loopback without --http-keys takes any. Failed lines go into OUT too,
+as `haulier run` without -e does it. Needs: pip install openai
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ def test_the_example_ends_as_haulier_run_does(web: Web) -> None:
     )  # fmt: skip
     assert over_http.returncode == 0, over_http.stderr
     run = subprocess.run(
-        [sys.executable, "-m", "common.cli", "run", "-i", str(source), "-o", str(folder / "run.jsonl"), "--model", "echo",
-         "--echo"],
+        [sys.executable, "-m", "common.cli", "run", "-i", str(source), "-o", str(folder / "run.jsonl"), "--model",
+         "echo", "--echo"],
         capture_output=True, text=True, env=environment, timeout=DEADLINE_S, check=False, cwd=folder,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

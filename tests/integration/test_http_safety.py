@@ -249,7 +249,7 @@ def test_a_killed_server_is_started_again_by_its_broker(web: Web) -> None:
 
 
 def test_the_server_goes_with_its_broker(web: Web) -> None:
-    """SIGTERM and SIGKILL: nothing of it is left, and its address is free. Control: while the broker lives it is there."""
+    """SIGTERM and SIGKILL: nothing of it is left, its address is free. Control: while the broker lives it is there."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         broker = web.broker()
         server = web.server()

@@ -217,8 +217,8 @@ def test_a_store_of_the_version_before_urls_migrates_with_its_jobs(tmp_path: Pat
     for migration in MIGRATIONS[:5]:
         migration(connection)
     connection.execute(
-        "INSERT INTO jobs (number, id, owner, name, status, size, sha256, lenient, priority, window_s, model, created_at) "
-        "VALUES (1, 'j', 'me', 'n', 'completed', 1, '', 0, 0, 0, 'm', 1.0)"
+        "INSERT INTO jobs (number, id, owner, name, status, size, sha256, lenient, priority, window_s, model, "
+        "created_at) VALUES (1, 'j', 'me', 'n', 'completed', 1, '', 0, 0, 0, 'm', 1.0)"
     )
     connection.execute("PRAGMA user_version=5")
     connection.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import hmac
 import os
 from pathlib import Path
 
@@ -28,8 +28,21 @@ def test_a_key_is_its_tenants(keys: Path) -> None:
     """Control beside each refusal: the right key, in either case of the scheme."""
     found = Bearer(keys)
     assert found.tenants == ("alice", "bob")
-    assert [found.tenant(text) for text in (f"Bearer {SECRET}", "bearer sk-2", "Bearer sk-3")] == ["alice", "alice", "bob"]
-    for text in ("", "Bearer", "Bearer ", SECRET, f"Basic {SECRET}", f"Bearer {SECRET[:-1]}", f"Bearer {SECRET} x", "Bearer #"):
+    assert [found.tenant(text) for text in (f"Bearer {SECRET}", "bearer sk-2", "Bearer sk-3")] == [
+        "alice",
+        "alice",
+        "bob",
+    ]
+    for text in (
+        "",
+        "Bearer",
+        "Bearer ",
+        SECRET,
+        f"Basic {SECRET}",
+        f"Bearer {SECRET[:-1]}",
+        f"Bearer {SECRET} x",
+        "Bearer #",
+    ):
         with pytest.raises(ApiFault) as caught:
             found.tenant(text)
         assert caught.value.status == 401
@@ -40,18 +53,17 @@ def test_every_key_is_compared_whichever_fits(keys: Path, monkeypatch: pytest.Mo
     """In constant time: as many comparisons for the first key as for the last and for none."""
     found, calls = Bearer(keys), []
     monkeypatch.setattr(
-        bearer.hmac, "compare_digest", lambda one, two: calls.append(1) or one == two  # type: ignore[func-returns-value]
+        bearer.hmac,
+        "compare_digest",
+        lambda one, two: calls.append(1) or one == two,  # type: ignore[func-returns-value]
     )
     counts = []
     for key in (SECRET, "sk-3", "none"):
         calls.clear()
-        try:
+        with contextlib.suppress(ApiFault):
             found.tenant(f"Bearer {key}")
-        except ApiFault:
-            pass
         counts.append(len(calls))
     assert counts == [3, 3, 3]
-    assert hmac.compare_digest is not None
 
 
 def test_no_key_stays_in_memory(keys: Path) -> None:

@@ -44,7 +44,9 @@ def test_what_is_not_installed_is_named(tmp_path: Path, tenants: HttpSettings, m
     child.check(settings(tmp_path, None))
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:8000", "10.0.0.1:8000", "[::]:8000", "example.org:8000", "127.evil.org:1"])
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:8000", "10.0.0.1:8000", "[::]:8000", "example.org:8000", "127.evil.org:1"]
+)
 def test_beyond_this_machine_only_with_keys(address: str) -> None:
     """Control: with keys, or on loopback, it is taken."""
     with pytest.raises(UsageError, match="--http-keys"):

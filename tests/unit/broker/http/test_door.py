@@ -1,4 +1,4 @@
-"""The door and the endpoints behind it, called as a server calls them: bounds, refusals, and readers that take nothing."""
+"""The door and the endpoints behind it, called as a server calls them: bounds, refusals, idle readers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ PAGES = 50
 def scope(path: str = "/v1/files", method: str = "GET", **headers: str) -> dict[str, Any]:
     names = {"host": "localhost", **headers}
     return {
-        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "scheme": "http",
-        "headers": [(name.encode(), value.encode()) for name, value in names.items()], "root_path": "",
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+        "scheme": "http", "headers": [(name.encode(), value.encode()) for name, value in names.items()], "root_path": "",
         "asgi": {"spec_version": "2.4"}, "http_version": "1.1",
     }  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +43,7 @@ def refused(data: bytes, most: int = 1000) -> tuple[int, str, str | None]:
 def test_however_it_is_cut_the_file_is_the_same(cuts: list[int]) -> None:
     """TCP cuts where it likes."""
     places = [0, *sorted(cuts), len(body())]
-    pieces = [body()[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [body()[start:end] for start, end in itertools.pairwise(places)]
     assert taken(pieces) == ("a.jsonl", DATA)
 
 
@@ -64,7 +66,10 @@ def test_the_largest_file_and_one_byte_more() -> None:
     [
         (body(purpose=b"fine-tune"), (400, "invalid_value", "purpose")),
         (body(b""), (400, "empty_file", "file")),
-        (body(more=b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nx\r\n'), (400, "invalid_value", "purpose")),
+        (
+            body(more=b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nx\r\n'),
+            (400, "invalid_value", "purpose"),
+        ),
         (
             body(more=b'--b\r\nContent-Disposition: form-data; name="expires_after[seconds]"\r\n\r\n3600\r\n'),
             (400, "unsupported_parameter", "expires_after[seconds]"),
