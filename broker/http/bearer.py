@@ -1,8 +1,8 @@
-"""shell: who is let in over HTTP: ``Authorization: Bearer KEY`` by a file of ``KEY TENANT`` lines, read as it changes.
+"""shell: who is let in over HTTP (S5): ``Authorization: Bearer KEY`` by a file of ``KEY TENANT`` lines, read again.
 
 Keys are kept as their SHA-256 alone and compared in constant time, each with every one, so that neither a core file nor
 the time of an answer tells any of a key. A tenant is a name of the broker's own keys (``haulier keys add TENANT``):
-its jobs are those of that key, with its share, and end with its ``keys revoke``.
+its jobs are those of that key, with its share, and it is out with that key's ``keys revoke``, whatever the file says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import structlog
 
 from broker.http.faults import ApiFault
 from common.errors import RefusedError
-from common.keys import FIRST_NAME, is_name
+from common.keys import AUTHORIZED, FIRST_NAME, is_name
 
 log = structlog.get_logger(room="broker.http.bearer")
 LOCAL = "local"
@@ -23,10 +23,14 @@ LOCAL = "local"
 
 
 class Bearer:
-    """The keys of one file. Any thread may ask. Raises ``RefusedError`` when the file cannot be used at the start."""
+    """The keys of one file. Any thread may ask. Raises ``RefusedError`` when the file cannot be used at the start.
 
-    def __init__(self, path: Path) -> None:
+    ``keys`` is the broker's key folder, None where it asks for no keys.
+    """
+
+    def __init__(self, path: Path, keys: Path | None = None) -> None:
         self._path = path
+        self._authorized = keys / AUTHORIZED if keys is not None else None
         self._stamp = self._look()
         self._known = _read(path)
 
@@ -35,7 +39,7 @@ class Bearer:
         return tuple(sorted({tenant for _, tenant in self._known}))
 
     def tenant(self, header: str) -> str:
-        """Whose key the header carries. Raises ``ApiFault`` 401 for no key and for a wrong one alike."""
+        """Whose key the header carries. Raises ``ApiFault`` 401 for no key and for a wrong one, 403 once revoked."""
         self._refresh()
         scheme, _, key = header.partition(" ")
         digest = _digest(key.strip())
@@ -45,6 +49,8 @@ class Bearer:
                 found = tenant  # no early end: all are compared, whichever fits
         if scheme.lower() != "bearer" or not found:
             raise ApiFault(401, "invalid_api_key", "no key, or one not known here: Authorization: Bearer KEY")
+        if self._authorized is not None and not (self._authorized / f"{found}.key").exists():
+            raise ApiFault(403, "tenant_not_let_in", "the broker lets this tenant in no more")
         return found
 
     def _refresh(self) -> None:

@@ -36,7 +36,7 @@ def serve(plan: Plan) -> None:
     state = Path(plan.state)
     lock = _locked(state / "http" / "lock")
     clock = SystemClock()
-    bearer = Bearer(Path(plan.http_keys)) if plan.http_keys else None
+    bearer = Bearer(Path(plan.http_keys), Path(plan.keys) if plan.keys else None) if plan.http_keys else None
     keys = KeySettings(Path(plan.keys)) if plan.keys else KeySettings(None, insecure=True)
     fleet = Fleet(plan.broker, keys, by_tenant=bearer is not None)
     shelf = Shelf(state / "http" / "tenants", clock, plan.reserve_bytes)

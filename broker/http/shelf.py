@@ -1,4 +1,4 @@
-"""shell: files and batches of HTTP's tenants in the state folder, each synced and renamed into place before it counts.
+"""shell: files and batches of HTTP's tenants in the state folder, each synced and in place before it counts (D1).
 
 ``TENANT/files/ID.json`` is a file, with ``ID.data`` beside it for an upload; ``TENANT/batches/ID.json`` a batch. What
 is under ``incoming`` counts for nothing and is gone after a restart. One process has the folder, its threads share it.

@@ -112,3 +112,18 @@ def test_a_file_that_others_can_read_is_told(keys: Path) -> None:
     assert "chmod" in exposed(keys)
     os.chmod(keys, 0o600)
     assert exposed(keys) == ""
+
+
+def test_a_tenant_whose_broker_key_is_revoked_is_out(keys: Path, tmp_path: Path) -> None:
+    """The file still names her. Control: before it, and the other tenant after it."""
+    authorized = tmp_path / "authorized"
+    authorized.mkdir()
+    for name in ("alice", "bob"):
+        (authorized / f"{name}.key").touch()
+    found = Bearer(keys, tmp_path)
+    assert found.tenant("Bearer sk-2") == "alice"
+    (authorized / "alice.key").unlink()
+    with pytest.raises(ApiFault) as caught:
+        found.tenant("Bearer sk-2")
+    assert caught.value.status == 403
+    assert found.tenant("Bearer sk-3") == "bob"

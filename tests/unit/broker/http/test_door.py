@@ -33,7 +33,8 @@ def scope(path: str = "/v1/files", method: str = "GET", **headers: str) -> dict[
     names = {"host": "localhost", **headers}
     return {
         "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
-        "scheme": "http", "headers": [(name.encode(), value.encode()) for name, value in names.items()], "root_path": "",
+        "scheme": "http",
+        "headers": [(name.encode(), value.encode()) for name, value in names.items()], "root_path": "",
         "asgi": {"spec_version": "2.4"}, "http_version": "1.1",
     }  # fmt: skip
 
