@@ -34,7 +34,7 @@ ENTRYPOINT ["haulier"]
 
 FROM base AS broker
 COPY pyproject.toml ./
-RUN touch README.md LICENSE && pip install . && pip uninstall --yes haulier
+RUN touch README.md LICENSE && pip install ".[http]" && pip uninstall --yes haulier
 COPY README.md LICENSE ./
 COPY common common
 COPY ring ring
@@ -42,5 +42,5 @@ COPY broker broker
 COPY worker worker
 RUN pip install --no-deps .
 USER haulier
-EXPOSE 7700
+EXPOSE 7700 8000
 ENTRYPOINT ["haulier"]

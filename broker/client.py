@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import zmq
 
@@ -44,6 +44,13 @@ STUCK_MAX_COUNT = 100
 
 def _nothing() -> None:
     """The default for ``idle``."""
+
+
+class Asker(Protocol):
+    """Whoever can put a request to a broker."""
+
+    def ask(self, request: Any, answer: type[T]) -> T:
+        """The answer to ``request``; a ``Failure`` is raised as an error."""
 
 
 class Client:
@@ -226,6 +233,7 @@ class Order:
     priority: int = 0
     window_s: int = 0
     model: str = ""
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,12 +274,13 @@ def hash_file(path: Path, tell: Tell) -> InputFile:
     return InputFile(path, done, digest.hexdigest())
 
 
-def submit(client: Client, source: InputFile, order: Order, tell: Tell) -> messages.JobInfo:
+def submit(client: Asker, source: InputFile, order: Order, tell: Tell) -> messages.JobInfo:
     """Hand the file over from wherever the broker lacks it, and seal it. Idempotent by the order's job id."""
     with source.path.open("rb") as file:
         asked: Any = messages.Submit(
             request=0, job=order.job, name=order.name, size=source.size, sha256=source.sha256, lenient=order.lenient,
             priority=order.priority, window_s=order.window_s, model=order.model,
+            url=order.url,
         )  # fmt: skip
         furthest, unmoved = -1, 0
         while True:
@@ -307,7 +316,7 @@ def follow(client: Client, job: str, every_s: float) -> Iterator[messages.JobInf
         client.sleep(every_s)
 
 
-def problems(client: Client, job: str) -> Iterator[messages.Problem]:
+def problems(client: Asker, job: str) -> Iterator[messages.Problem]:
     """Every bad line of the job's input that the broker lists, in order."""
     offset = 0
     while True:
@@ -332,7 +341,7 @@ def jobs(client: Client) -> Iterator[messages.JobInfo]:
 class Download:
     """One of a job's two files (``output`` or ``error``) on its way here, in order of completion, a page at a time."""
 
-    def __init__(self, client: Client, job: str, which: str) -> None:
+    def __init__(self, client: Asker, job: str, which: str) -> None:
         self._client = client
         self._job = job
         self._which = which

@@ -10,7 +10,7 @@ import typer
 from broker.process import serve
 from common import garbage, log
 from common import keys as key_files
-from common.config import BrokerSettings, KeySettings, endpoints, seconds
+from common.config import BrokerSettings, HttpSettings, KeySettings, endpoints, seconds
 from common.errors import UsageError
 from common.parent import follow_parent
 
@@ -53,6 +53,15 @@ def broker(
             "--standby", help="Wait while another broker has --state; then take over.", envvar="HAULIER_STANDBY"
         ),
     ] = False,
+    http: Annotated[
+        str, typer.Option(help="Serve OpenAI's files and batches at HOST:PORT.", envvar="HAULIER_HTTP")
+    ] = "",
+    http_keys: Annotated[
+        Path | None, typer.Option(help="File of KEY TENANT lines: who is let in there.", envvar="HAULIER_HTTP_KEYS")
+    ] = None,
+    http_upload_mib: Annotated[
+        int, typer.Option(help="Most of one uploaded file, MiB.", envvar="HAULIER_HTTP_UPLOAD_MIB")
+    ] = 512,
 ) -> None:
     """Run the broker: takes jobs, gives their lines to workers, keeps what comes back."""
     found = endpoints(bind, "--bind")
@@ -67,6 +76,7 @@ def broker(
         grace,
         seconds(keep, "--keep"),
         standby,
+        HttpSettings(http, http_keys, http_upload_mib) if http else None,
     )
     log.setup()
     follow_parent()

@@ -86,7 +86,7 @@ class Intake:
             raw, offset = raw[len(BOM) :], len(BOM)
         if is_blank(raw):
             return
-        found = check(raw, job.model)
+        found = check(raw, job.model, job.url)
         if isinstance(found, Entry):
             found = self._good(job, number, offset, found, count)
         if isinstance(found, Bad):

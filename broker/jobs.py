@@ -116,7 +116,7 @@ def _submit(state: State, came: Came, message: messages.Submit, now: Now, step: 
     job = Job(
         message.job, state.next_job, came.user, message.name, message.size, message.sha256, message.lenient,
         message.priority, message.window_s, message.model, now.wall,
-        deadline=now.mono + message.window_s if message.window_s else 0.0, heard_at=now.mono,
+        deadline=now.mono + message.window_s if message.window_s else 0.0, heard_at=now.mono, url=message.url,
     )  # fmt: skip
     state.next_job += 1
     state.jobs[job.id] = job

@@ -16,6 +16,7 @@ import structlog
 import zmq
 
 from broker.full import Full
+from broker.http import child
 from broker.link import Link
 from broker.questions import Questions
 from broker.reader import Reader
@@ -40,6 +41,7 @@ ENDPOINT_NAME = "endpoint"
 def serve(settings: BrokerSettings) -> None:
     """Be a broker until told to stop. Main thread. Raises ``RefusedError`` for what must be changed first."""
     _check_keys(settings.keys)
+    child.check(settings)
     made(settings.state, "the broker's store")
     told = _Told()
     figures = metrics.Metrics()
@@ -79,13 +81,14 @@ def _serve(settings: BrokerSettings, told: _Told, figures: metrics.Metrics) -> N
             link = Link(socket, authorized, spool, wire.Monitor(socket))
             try:
                 checker: Reader | None = Reader(path)
-                while store is not None:
-                    words = _turns(settings, store, spool, link, told, figures, checker)
-                    store.close()
-                    store, checker = None, None
-                    if words:
-                        link.forget_all()
-                        store = _with_room(Full(link, path, SystemClock(), words), told)
+                with child.serving(settings, _endpoint(settings, socket)):
+                    while store is not None:
+                        words = _turns(settings, store, spool, link, told, figures, checker)
+                        store.close()
+                        store, checker = None, None
+                        if words:
+                            link.forget_all()
+                            store = _with_room(Full(link, path, SystemClock(), words), told)
             finally:
                 link.close()
     finally:
@@ -139,8 +142,7 @@ def _check_keys(keys: KeySettings) -> None:
 
 
 def _announce(settings: BrokerSettings, socket: zmq.Socket[bytes], incarnation: int, jobs: int) -> None:
-    port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-    endpoint = f"{settings.bind.rpartition(':')[0]}:{port}"  # the socket's own word has the host in a mapped form
+    endpoint = _endpoint(settings, socket)
     fresh = settings.state / f".{ENDPOINT_NAME}.new"
     try:
         fresh.write_text(endpoint + "\n")
@@ -149,6 +151,11 @@ def _announce(settings: BrokerSettings, socket: zmq.Socket[bytes], incarnation: 
         words = f"{fresh} cannot be written: {error.strerror}; look after the disk of --state"
         raise disk_failure(error)(words) from error
     log.info("listening", endpoint=endpoint, incarnation=incarnation, open_jobs=jobs, insecure=settings.keys.insecure)
+
+
+def _endpoint(settings: BrokerSettings, socket: zmq.Socket[bytes]) -> str:
+    port = socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+    return f"{settings.bind.rpartition(':')[0]}:{port}"  # the socket's own word has the host in a mapped form
 
 
 class _Told:

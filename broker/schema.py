@@ -95,5 +95,10 @@ def _fifth(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE INDEX lines_by_prefix ON lines (job, prefix) WHERE prefix <> 0")
 
 
-MIGRATIONS = (_first, _second, _third, _fourth, _fifth)
+def _sixth(connection: sqlite3.Connection) -> None:
+    """Jobs of older stores are for any url, as they were."""
+    connection.execute("ALTER TABLE jobs ADD COLUMN url TEXT NOT NULL DEFAULT ''")
+
+
+MIGRATIONS = (_first, _second, _third, _fourth, _fifth, _sixth)
 """Version N of the store is what the first N of these make."""

@@ -162,6 +162,8 @@ class Job:
     waiting_ended: bool = False
     """Nothing waits in the store any more: every waiting line of an ending job has its error line."""
     dirty: bool = False
+    url: str = ""
+    """What every line's ``url`` must be; empty for any."""
 
     @property
     def is_open(self) -> bool:

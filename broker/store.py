@@ -35,7 +35,7 @@ LINE = "idx, url, model, offset, size, attempt, held, worker, deaths, prefix"
 JOB = (
     "id", "number", "owner", "name", "size", "sha256", "lenient", "priority", "window_s", "model", "created_at",
     "status", "started_at", "ended_at", "checked_bytes", "lines_read", "good", "problems", "completed", "failed",
-    "bad_stored", "prompt_tokens", "completion_tokens", "reason", "shift_s",
+    "bad_stored", "prompt_tokens", "completion_tokens", "reason", "shift_s", "url",
 )  # fmt: skip
 """Columns of a job's row, named as the fields of ``Job``."""
 _SQL: dict[type, str] = {

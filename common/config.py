@@ -15,6 +15,7 @@ from common.errors import UsageError
 
 GIB = 1024**3
 _ENDPOINT = re.compile(r"tcp://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.*-]+):([0-9]{1,5}|\*)")
+_HTTP_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):([0-9]{1,5})")
 
 
 def endpoints(text: str, flag: str = "--broker") -> tuple[str, ...]:
@@ -81,6 +82,38 @@ class ClientSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """The broker's files and batches endpoints over HTTP. Without ``keys`` on loopback alone: everybody is let in."""
+
+    address: str
+    """HOST:PORT; port 0 lets the system choose."""
+    keys: Path | None = None
+    """A file of KEY TENANT lines."""
+    upload_mib: int = 512
+    """The most one uploaded file may have."""
+
+    def __post_init__(self) -> None:
+        match = _HTTP_ADDRESS.fullmatch(self.address)
+        _need(
+            match is not None and int(match[2]) < 65536,
+            f"--http {self.address!r} is not HOST:PORT, such as 127.0.0.1:8000",
+        )
+        _need(
+            self.keys is not None or re.fullmatch(r"127\.[\d.]+|localhost|::1", self.host) is not None,
+            f"--http {self.address} would let anyone who reaches it in: give --http-keys FILE, or use 127.0.0.1",
+        )
+        _sized("--http-upload-mib", self.upload_mib, least=1, unit_bytes=1024**2)
+
+    @property
+    def host(self) -> str:
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerSettings:
     """One broker process."""
 
@@ -94,6 +127,7 @@ class BrokerSettings:
     """Ended jobs are deleted after so long; 0 for never."""
     standby: bool = False
     """Wait for the store while another broker has it, and take over when that one ends."""
+    http: HttpSettings | None = None
 
     def __post_init__(self) -> None:
         _need(_ENDPOINT.fullmatch(self.bind) is not None, f"--bind {self.bind!r} is not tcp://HOST:PORT")

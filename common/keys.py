@@ -204,8 +204,13 @@ def _load(path: Path, directory: Path, secret: bool = True) -> tuple[bytes, byte
     return public, private or b""
 
 
+def is_name(name: str) -> bool:
+    """Whether ``name`` may be a key's: then it is also a safe name of a folder."""
+    return _NAME.fullmatch(name) is not None
+
+
 def _check_name(name: str) -> None:
-    if _NAME.fullmatch(name) is None:
+    if not is_name(name):
         raise UsageError(f"a key's name is letters, digits, - and _, at most 64: not {name!r}")
 
 

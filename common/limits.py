@@ -129,6 +129,40 @@ UPLOAD_PATIENCE_S = 24 * 3600.0
 DEATHS_ALONE_MAX_COUNT = 2
 """Deaths while running alone before a line is set aside (D5)."""
 
+# -- http -------------------------------------------------------------------------------------------------------
+HTTP_REQUESTS_MAX_COUNT = 128
+"""Requests under way at once; who comes beyond is told to come again."""
+HTTP_TENANT_REQUESTS_MAX_COUNT = 32
+"""Those of one tenant: slow readers of one keep nobody else out."""
+HTTP_CONNECTIONS_MAX_COUNT = 512
+HTTP_THREADS_COUNT = 8
+"""Threads that look at files and ask the broker for requests."""
+HTTP_CARRIERS_COUNT = 4
+"""Batches handed over to the broker, or ended, at once."""
+HTTP_CLIENTS_A_THREAD_COUNT = 4
+"""Tenants whose connection to the broker a thread keeps."""
+HTTP_ANSWER_S = 15.0
+"""The broker has this long to answer before the request is told that it does not."""
+HTTP_SILENCE_S = 120.0
+"""A client that sends nothing of its request, or takes nothing of its answer, for so long is let go."""
+HTTP_BODY_MAX_BYTES = 1024 * 1024
+"""A request that is no upload."""
+HTTP_FORM_MAX_BYTES = 64 * 1024
+"""What an upload may have beside its file."""
+HTTP_DRAIN_MAX_BYTES = 64 * 1024 * 1024
+"""Read and thrown away of a request that is refused: most clients read no answer before they have sent all."""
+HTTP_FILE_NAME_MAX_CHARS = 255
+HTTP_METADATA_MAX_COUNT = 16
+HTTP_METADATA_NAME_MAX_CHARS = 64
+HTTP_ERRORS_MAX_COUNT = 1_000
+"""Bad lines listed in a batch; haulier status lists all."""
+HTTP_WINDOW_MAX_S = 30 * 24 * 3600
+HTTP_LOOK_S = 1.0
+"""Between two looks at open batches; more when there are many: at most so many looks a second."""
+HTTP_LOOKS_A_SECOND = 20
+HTTP_STOP_S = 2.0
+"""What requests under way get to end when the server stops: well within the grace of a process without its parent."""
+
 # -- worker -----------------------------------------------------------------------------------------------------
 PREFETCH_MIN_LINES = 4
 """Lines a worker takes beyond those its engine runs, or a quarter of them if that is more: enough to hide one round
@@ -239,6 +273,7 @@ def check() -> None:
         + BATCH_MAX_LINES * NOTES_MAX_CHARS
         <= MESSAGE_MAX_BYTES,
         "descriptors are a power of two": RING_ENTRIES_COUNT & (RING_ENTRIES_COUNT - 1) == 0,
+        "http requests end before the grace without a parent": HTTP_STOP_S < PARENT_GRACE_S,
         "events for two steps of 128 layers in flight": EVENTS_COUNT >= 2 * 5 * 128,
         "an engine that is stuck says so before its worker is stalled": STEP_DEADLINE_S + QUARANTINE_DEADLINE_S
         < STALL_S,

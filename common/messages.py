@@ -289,6 +289,8 @@ class Submit:
     """Seconds the job may take; 0 for no limit."""
     model: str
     """What every line's ``model`` must be; empty for any."""
+    url: str = ""
+    """What every line's ``url`` must be; empty for any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,8 @@ def too_long(size: int) -> Bad:
     return Bad("line_too_long", f"the line has {size} bytes; {limits.LINE_MAX_BYTES} are the most")
 
 
-def check(raw: bytes, model: str = "") -> Entry | Bad:
-    """Look at one line (bytes, its line end may be there, BOM removed). ``model``, if given, must be the line's."""
+def check(raw: bytes, model: str = "", url: str = "") -> Entry | Bad:
+    """Look at one line (bytes, its line end may be there, BOM removed). ``model`` and ``url``, if given, must fit."""
     if len(raw) > limits.LINE_MAX_BYTES:
         return too_long(len(raw))
     try:
@@ -80,7 +80,7 @@ def check(raw: bytes, model: str = "") -> Entry | Bad:
     try:
         fields, span = _fields(text)
         custom_id = _custom_id(fields)
-        _method_and_url(fields)
+        _method_and_url(fields, url)
         body = fields.get("body")
         if not isinstance(body, dict):
             raise _Problem("missing_required", "body must be there and be an object")
@@ -165,7 +165,7 @@ def _custom_id(fields: dict[str, Any]) -> str:
     return custom_id
 
 
-def _method_and_url(fields: dict[str, Any]) -> None:
+def _method_and_url(fields: dict[str, Any], url: str) -> None:
     for name in ("method", "url", "body"):
         if fields.get(name) is None:
             raise _Problem("missing_required", f"{name} is missing")
@@ -173,6 +173,8 @@ def _method_and_url(fields: dict[str, Any]) -> None:
         raise _Problem("invalid_method", f"method must be POST, not {_short(fields['method'])}")
     if fields["url"] not in URLS:
         raise _Problem("url_mismatch", f"url must be {' or '.join(URLS)}, not {_short(fields['url'])}")
+    if url and fields["url"] != url:
+        raise _Problem("url_mismatch", f"url is {fields['url']}; this job is for {_short(url)}")
 
 
 def _body(url: str, body: dict[str, Any], model: str) -> None:

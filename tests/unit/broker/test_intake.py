@@ -98,6 +98,16 @@ def test_lenient_gives_bad_lines_an_error_line_each(disk: Disk) -> None:
     assert sorted(named) == ["c1", "c3"]
 
 
+def test_a_job_for_one_url_takes_no_line_for_another(disk: Disk) -> None:
+    """A batch names its endpoint: a line for another one is bad. Control: a job that names none takes both."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    data = good_line(0) + good_line(1, url="/v1/chat/completions", body=body)
+    job = disk.check(disk.sealed(data, url="/v1/completions"))
+    assert (job.status, disk.problems()) == ("failed", [(2, "url_mismatch")])
+    other = disk.check(disk.sealed(data, job="11111111-1111-4111-8111-111111111112"))
+    assert (other.status, other.good) == ("in_progress", 2)
+
+
 def test_an_empty_file_fails(disk: Disk) -> None:
     """Nothing but blank lines."""
     assert "empty_file" in disk.check(disk.sealed(b"\n\n")).reason

@@ -210,6 +210,23 @@ def test_a_store_of_the_version_before_beginnings_migrates_with_its_lines(tmp_pa
     store.close()
 
 
+def test_a_store_of_the_version_before_urls_migrates_with_its_jobs(tmp_path: Path) -> None:
+    """An upgrade in the middle of a job: it is for any url, as it was."""
+    path = tmp_path / "broker.sqlite"
+    connection = sqlite3.connect(path, isolation_level=None)
+    for migration in MIGRATIONS[:5]:
+        migration(connection)
+    connection.execute(
+        "INSERT INTO jobs (number, id, owner, name, status, size, sha256, lenient, priority, window_s, model, "
+        "created_at) VALUES (1, 'j', 'me', 'n', 'completed', 1, '', 0, 0, 0, 'm', 1.0)"
+    )
+    connection.execute("PRAGMA user_version=5")
+    connection.close()
+    store = Store.open(path)
+    assert store.connection.execute("SELECT id, url FROM jobs").fetchall() == [("j", "")]
+    store.close()
+
+
 def test_neighbours_are_written_as_one_run() -> None:
     """Lines go out in order, with gaps where others had them; whatever else differs keeps rows apart."""
     assert runs([]) == []
