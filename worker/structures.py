@@ -57,6 +57,11 @@ class Request(NamedTuple):
     text: array[int] | None = None
     """The prompt's int32 token ids, kept on the host where tokens are drafted from them."""
 
+    @property
+    def own_tokens(self) -> int:
+        """Its own part: what of prompt and answer lies behind the pages that it may share."""
+        return self.prompt_tokens + self.sampling.max_tokens - (0 if self.shared is None else self.shared.tokens)
+
 
 class Prepared(NamedTuple):
     """A tokenized line: int32 ``token_ids`` go into the ring's payload."""

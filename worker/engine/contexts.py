@@ -38,6 +38,8 @@ class Context:
     ended: bool = False
     waits: str = ""
     """Why it is not admitted, with numbers; empty once it is."""
+    passed_by: int = 0
+    """How many were admitted before it while it was the head of the queue."""
     shared: Context | None = None
     """The history that it shares and starts behind; None runs by itself."""
     story: Story = field(default_factory=Story)

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Protocol
 
 from common.errors import InvariantError
+from common.limits import PASSED_BY_MAX_COUNT
 from worker.engine.contexts import Arrival, Context, Joined, Share, StepPlan
 from worker.engine.drafts import Drafts
 from worker.engine.fit import Fit, rounded_up
@@ -20,7 +22,7 @@ from worker.engine.kept import Kept
 from worker.engine.quantum import Quantum
 from worker.engine.retention import Placement, Retention
 from worker.engine.segments import SegmentBook
-from worker.engine.shared import SharedHistories, SharedHistory, Wait, order
+from worker.engine.shared import WHOLE_SEGMENTS, SharedHistories, SharedHistory, Wait, order
 from worker.engine.story import Story, moves
 from worker.engine.turns import Decoding
 from worker.structures import Request
@@ -275,12 +277,32 @@ class Scheduler:
                 self.waits[reason[0]] += 1
                 context.waits = reason[1]
                 self._note(context, f"waited for {reason[0]}: {reason[1]}")
+                return admitted + (self._pass_by(context, step) if reason[0] == WHOLE_SEGMENTS else [])
+            admitted.append(self._admitted(context))
+        return admitted
+
+    def _admitted(self, context: Context) -> Context:
+        context.waits = ""
+        lost = self.shared.lost(context)
+        self._note(context, f"admitted to run alone: {lost}" if lost else "admitted")
+        self.waiting.remove(context)
+        self.running.append(context)
+        return context
+
+    def _pass_by(self, head: Context, step: int) -> list[Context]:
+        """``head`` waits for a whole segment: those behind it that need none run, so many at most that it is not kept
+        waiting for ever by those who read the history that it waits for."""
+        admitted: list[Context] = []
+        for context in list(islice(self.waiting, 1, 1 + PASSED_BY_MAX_COUNT)):
+            if head.passed_by >= PASSED_BY_MAX_COUNT:
                 break
-            context.waits = ""
-            self._note(context, "admitted")
-            self.waiting.popleft()
-            self.running.append(context)
-            admitted.append(context)
+            reason = self._start(context, step)
+            if reason is not None and reason[0] != WHOLE_SEGMENTS:
+                break
+            if reason is None:
+                head.passed_by += 1
+                context.story.reached_head(step)
+                admitted.append(self._admitted(context))
         return admitted
 
     def _start(self, context: Context, step: int) -> Wait | None:
@@ -289,6 +311,9 @@ class Scheduler:
             return "segments", f"all {self.segments.count} segments of the host pool are owned"
         asked = self.shared.asked(context)
         one = None if asked is None else self.shared.find(asked)
+        long = rounded_up(context.most_rows, self._fit.page_rows) > self._fit.own_rows
+        if long and one is None and not self.shared.has_room():
+            return self.shared.whole_wait(context)
         reason = self._slot_wait(context, asked.tokens if asked is not None and one is not None and one.members else 0)
         if reason is not None:
             return reason
@@ -304,17 +329,12 @@ class Scheduler:
             if not self.shared.idle(one):
                 return "device pages", words
             self.shared.let_go(one, self.kept, step)  # alone it needs no more than its own
-        return self._start_alone(context, step)
+        return self._start_alone(context, long, step)
 
-    def _start_alone(self, context: Context, step: int) -> Wait | None:
-        rows = context.most_rows
-        long = rounded_up(rows, self._fit.page_rows) > self._fit.own_rows
-        if long and not self.shared.room(self.kept, step):
-            return "whole segments", (
-                f"needs {rows} rows, more than the {self._fit.own_rows} of --own-tokens; all {self.segments.longs} "
-                "whole segments of --shared-histories are owned"
-            )
-        words = self.kept.admit(context.number, rows, step)
+    def _start_alone(self, context: Context, long: bool, step: int) -> Wait | None:
+        if long:
+            self.shared.room(self.kept, step)
+        words = self.kept.admit(context.number, context.most_rows, step)
         if words is not None:
             return "device pages", words
         context.page = self.segments.take(long=long)

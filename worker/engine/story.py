@@ -28,7 +28,7 @@ class Noted:
     def text(self) -> str:
         steps = f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
         pages = f", {self.pages} device page{'s' if self.pages > 1 else ''}" if self.pages else ""
-        return f"{self.seconds:.2f} s, {steps}: {self.words}{pages}"[:NOTE_MAX_CHARS]
+        return _cut(f"{self.seconds:.2f} s, {steps}: {self.words}{pages}")
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +65,14 @@ class Story:
         if served:
             lines.append(served)
         return "\n".join([*lines, f"{now - self.arrived:.2f} s: ended"])
+
+
+def _cut(text: str) -> str:
+    """A note that is too long ends behind a whole word."""
+    if len(text) <= NOTE_MAX_CHARS:
+        return text
+    end = text.rfind(" ", NOTE_MAX_CHARS // 2, NOTE_MAX_CHARS - 3)
+    return f"{text[: end if end > 0 else NOTE_MAX_CHARS - 4]} ..."
 
 
 def fresh(records: Sequence[Decision], told: int) -> list[Decision]:

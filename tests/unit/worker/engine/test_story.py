@@ -52,6 +52,17 @@ def test_a_story_is_bounded_and_keeps_its_oldest(told: list[tuple[str, int]]) ->
     assert any("left out" in line for line in lines) == (changes > limits.NOTES_MAX_COUNT - 2)
 
 
+def test_a_note_that_is_too_long_ends_behind_a_word() -> None:
+    """In life: words with long numbers: what a reader sees is not torn."""
+    story = Story()
+    story.add(0, 0.0, "waited " * 60)
+    line = story.told(0.0).splitlines()[0]
+    assert len(line) <= limits.NOTE_MAX_CHARS
+    assert line.endswith(" waited ...")
+    story.add(1, 0.0, "x" * 500)
+    assert len(story.told(0.0).splitlines()[1]) <= limits.NOTE_MAX_CHARS
+
+
 def test_a_movement_is_told_to_both_sides_and_names_nobody() -> None:
     """Another request may be another user's."""
     assert list(moves(Decision(0, 1, Reason.FREE, (1,), None, 7))) == [(7, "took: free page")]
