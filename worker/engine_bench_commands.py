@@ -27,6 +27,22 @@ REQUESTS_OPTIONS = _WORK | {
     "as_json",
 }
 """What can be said beside ``--requests``."""
+SHARED_OPTIONS = {
+    "geometry",
+    "contexts",
+    "length",
+    "steps",
+    "device",
+    "dtype",
+    "bits",
+    "chunk_tokens",
+    "host_pool_gib",
+    "device_pages_gib",
+    "shared_tokens",
+    "page_tokens",
+    "as_json",
+}
+"""What can be said beside ``--shared-tokens``."""
 DIFFERS = 1
 
 
@@ -100,6 +116,8 @@ def bench_engine(
         raise UsageError(f"--compare {compare!r}: transformers is what can be run beside")
     if requests:
         _refuse_others(context, "--requests brings prompts and answers of its own", REQUESTS_OPTIONS)
+        if model and "geometry" in _given(context):
+            raise UsageError("--model and --geometry are two models: leave out one")
         work = Requests(requests, _pair("--lengths", lengths), _pair("--answers", answers))
         asked = EngineSettings(
             model or geometry, _device(device), concurrency=contexts, dtype=dtype, page_tokens=page_tokens,
@@ -107,7 +125,10 @@ def bench_engine(
         )  # fmt: skip
         found = of_requests(asked, work, beside=bool(compare))
     else:
-        _refuse_others(context, "only --requests has a use for it", set(context.params) - _WORK)
+        if shared_tokens:
+            _refuse_others(context, "--shared-tokens measures streamed decode over made-up rows", SHARED_OPTIONS)
+        if stray := _given(context) & (_WORK - {"requests"}):
+            raise UsageError(f"{_options(stray)} go with --requests N, which is not there: add it, or leave them out")
         settings = BenchSettings(
             geometry=geometry, contexts=contexts, length=length, steps=steps, device=_device(device), dtype=dtype,
             fill=fill, bits=bits, transformers=bool(compare), chunk_tokens=chunk_tokens, host_pool_gib=host_pool_gib,
@@ -126,16 +147,20 @@ def bench_engine(
 
 
 def _series(settings: BenchSettings, as_json: bool) -> None:
-    """Print each series as it is measured."""
+    """Print each series as it is measured; raise ``typer.Exit`` 4 if one was refused."""
+    from common.errors import RefusedError
     from worker.engine.bench_series import SHOWN, series
 
     rows = []
     for row in series(settings):
         rows.append(row)
         if not as_json:
-            typer.echo("  ".join(f"{name} {row[name]}" for name in SHOWN))
+            shown = ("series", "refused") if "refused" in row else SHOWN
+            typer.echo("  ".join(f"{name} {row[name]}" for name in shown))
     if as_json:
         typer.echo(json.dumps({"series": rows}, indent=2))
+    if any("refused" in row for row in rows):
+        raise typer.Exit(RefusedError.exit_code)
 
 
 def _pair(option: str, text: str) -> tuple[int, int]:
@@ -152,13 +177,17 @@ def _refuse_others(context: typer.Context, why: str, heard: set[str]) -> None:
     """An option that would be ignored is refused: ``heard`` are the others."""
     from common.errors import UsageError
 
-    given = {
-        name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    }
-    ignored = sorted(given - heard)
+    ignored = _given(context) - heard
     if ignored:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
-        raise UsageError(f"{why}: leave out {names}")
+        raise UsageError(f"{why}: leave out {_options(ignored)}; with the rest go {_options(heard)}")
+
+
+def _given(context: typer.Context) -> set[str]:
+    return {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+
+
+def _options(names: set[str]) -> str:
+    return ", ".join(sorted("--json" if name == "as_json" else f"--{name.replace('_', '-')}" for name in names))
 
 
 def _cells(settings: BenchSettings, as_json: bool) -> None:
