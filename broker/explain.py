@@ -131,6 +131,11 @@ def _does(session: Session, ref: LineRef, mono: float) -> str:
         line = "its engine runs the line"
     elif len(session.running) >= limits.PAGE_MAX_COUNT:
         line = "it does not say of every line whether its engine runs it"
+    elif ref == session.head:
+        line = f"the line is the first that waits in its engine, for {session.waits}"
+    elif session.head is not None:
+        kind = session.waits.partition(":")[0]
+        line = f"its engine has not begun the line: the first that waits there waits for {kind}"
     else:
         line = "its engine had not taken the line in"
     return (

@@ -108,6 +108,13 @@ def carried_bytes(body: int, notes: int) -> int:
     return body if body > limits.PART_MAX_BYTES else min(limits.PART_MAX_BYTES, body + notes)
 
 
+class HeldUp(NamedTuple):
+    """The first request that waits inside the engine, and why: the kind of reason, a colon, and words with numbers."""
+
+    ref: LineRef
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
     """What an engine measures of itself. Bytes, steps and tokens only grow; the rest is as it stands."""
@@ -148,3 +155,4 @@ class EngineFigures:
     drafts_proposed: int = 0
     drafts_taken: int = 0
     """Decode passes of a request each, tokens proposed in them, and taken."""
+    held_up: HeldUp | None = None

@@ -363,7 +363,7 @@ class Engine:
             tuple((reason.value, pages) for reason, pages in pool.moved.copy().items()),
             self.turns.predicted_s, self.turns.measured_s, self.headroom_bytes, *self.headroom.figures(),
             len(scheduler.shared), scheduler.shared.members, self.spared_bytes,
-            *(self.drafts.counts if self.drafts is not None else ()),
+            *(self.drafts.counts if self.drafts is not None else (0, 0, 0)), scheduler.held_up,
         )  # fmt: skip
 
     # -- start and end --------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from worker.engine.segments import SegmentBook
 from worker.engine.shared import WHOLE_SEGMENTS, SharedHistories, SharedHistory, Wait, order
 from worker.engine.story import Story, moves
 from worker.engine.turns import Decoding
-from worker.structures import Request
+from worker.structures import HeldUp, Request
 
 
 class Planner(Protocol):
@@ -64,6 +64,8 @@ class Scheduler:
         """Rows of every new context's history that are there already: for measuring decode over histories made up."""
         self.waits: Counter[str] = Counter()
         """Steps planned while the head of the queue waited, by reason."""
+        self.held_up: HeldUp | None = None
+        """The head of the queue at the last plan, if it waited, and why; any thread may read it."""
         self._step, self._now = -1, 0.0
 
     @property
@@ -277,8 +279,10 @@ class Scheduler:
                 self.waits[reason[0]] += 1
                 context.waits = reason[1]
                 self._note(context, f"waited for {reason[0]}: {reason[1]}")
+                self.held_up = HeldUp(context.request.ref, f"{reason[0]}: {reason[1]}")
                 return admitted + (self._pass_by(context, step) if reason[0] == WHOLE_SEGMENTS else [])
             admitted.append(self._admitted(context))
+        self.held_up = None
         return admitted
 
     def _admitted(self, context: Context) -> Context:

@@ -246,6 +246,20 @@ def test_where_a_line_is_now_and_what_its_worker_said_last(disk: Disk) -> None:
     assert "does not say of every line" in explained(disk, "c1")[-1]
 
 
+def test_a_line_that_waits_in_its_engine_is_told_why(disk: Disk) -> None:
+    """A7, in life: a long line waits for room and another behind it: the first is told the numbers, the other what the
+    first waits for, and not how long it is: it may be somebody else's."""
+    session = log_in(disk.state)
+    out(disk, 1, "w")
+    out(disk, 2, "w")
+    head, waits = LineRef(JOB, 1, 1), "slot rows: needs 8 rows of a staging slot, 0 of 40 are free"
+    feed(disk.state, came(beat(session, head=head, waits=waits)))
+    assert explained(disk, "c1")[-1].endswith(f"the line is the first that waits in its engine, for {waits}")
+    assert explained(disk, "c2")[-1].endswith("the first that waits there waits for slot rows")
+    feed(disk.state, came(beat(session)), later(1))
+    assert explained(disk, "c1")[-1].endswith("had not taken the line in"), "control: nothing waits any more"
+
+
 def test_a_line_of_a_worker_that_is_not_back_says_so(disk: Disk) -> None:
     """After a restart of the broker nobody knows more than who had it; of a suspect, why it waits apart."""
     disk.state.absent.add("w")
