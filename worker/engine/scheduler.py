@@ -149,7 +149,9 @@ class Scheduler:
                 continue
             history = self.shared.of(context)
             if history is not None and not history.readable(step):
-                self._note(context, "waited for its shared history to be prefilled")
+                mine = self.shared.brought(context, history)
+                who = "prefilled" if mine else "waited for another request to prefill"
+                self._note(context, f"{who} the {context.base} tokens that it shares")
                 rows = min(history.context.prompt_tokens - history.context.prefilled, budget)
                 if rows and history.context.number not in {share.context.number for share in found}:
                     found.append(self._prefill(history.context, rows))
@@ -356,10 +358,10 @@ class Scheduler:
         """Once, with its first own rows: how much it need not compute."""
         if one is None or context.prefilled > context.base:
             return
-        mine = (context.entry, context.offset) == (one.context.entry, one.context.offset)
-        by = "it" if mine else "another request"
+        by = "this request" if self.shared.brought(context, one) else "another request"
         others = len(one.members) - 1
-        self._note(context, f"shares {context.base} tokens with {others} others, prefilled by {by}")
+        words = f"{others} other{'' if others == 1 else 's'}"
+        self._note(context, f"shares {context.base} tokens with {words}, prefilled by {by}")
 
     @staticmethod
     def _decodes(context: Context) -> bool:

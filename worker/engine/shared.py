@@ -70,6 +70,11 @@ class SharedHistories:
         key = context.request.shared.key if context.shared is not None and context.request.shared is not None else ""
         return self._held.get(key)
 
+    @staticmethod
+    def brought(context: Context, one: SharedHistory) -> bool:
+        """Whether it is prefilled from this member's prompt."""
+        return (context.entry, context.offset) == (one.context.entry, one.context.offset)
+
     @property
     def reserved(self) -> int:
         """Rows that histories with members take in a staging slot, once for all of these."""

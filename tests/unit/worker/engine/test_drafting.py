@@ -51,7 +51,7 @@ def _run(loaded, settings, samplings, shared=None, wrong=0.0, chunks=0):  # type
     reasons = [local.finished[number].reason for number in numbers]
     counts, steps = local.engine.drafts and local.engine.drafts.counts, local.engine.steps
     assert local.close().proved
-    return texts, reasons, counts, steps
+    return texts, reasons, counts, steps, [local.finished[number].notes for number in numbers]
 
 
 def _guess(drafts: Drafts, wrong: float) -> None:
@@ -75,9 +75,11 @@ DRAWN = [Sampling(max_tokens=30, temperature=0.9, top_p=0.95, seed=seed) for see
 def test_the_text_is_the_same_with_drafts(loaded, samplings, retain, chunks, wrong) -> None:  # type: ignore[no-untyped-def]
     """fp32 on the CPU: streamed, retained and in headroom, greedy and drawn with a seed, drafts right and wrong."""
     settings = replace(SETTINGS, retain=retain)
-    plain, reasons, _, steps = _run(loaded, settings, samplings)
+    plain, reasons, _, steps, _ = _run(loaded, settings, samplings)
     drafted = _run(loaded, replace(settings, draft_tokens=4), samplings, wrong=wrong, chunks=chunks)
     assert drafted[0] == plain
+    for text, notes in zip(plain, drafted[4], strict=True):
+        assert (f"drafts: {len(text) - 1} tokens in " in notes) == (len(text) > 1), "explain tells tokens a pass"
     assert drafted[1] == reasons
     stages, proposed, taken = drafted[2]
     assert stages + taken == sum(map(len, plain)) - len(plain), "each pass gives one token and the drafts that held"

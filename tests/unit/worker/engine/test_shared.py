@@ -123,7 +123,9 @@ def test_who_waits_for_it_does_not_run_in_the_step_that_ends_it() -> None:
         assert document is not None
         assert plan.rows == rows
         assert bool(plan.joined) == (rows == 2)
-    assert all(one.story.told(0.0).count("steps 0-1: waited for its shared history") == 1 for one in members)
+    first, second = (one.story.told(0.0) for one in members)
+    assert first.count("steps 0-1: prefilled the 16 tokens that it shares") == 1
+    assert second.count("steps 0-1: waited for another request to prefill the 16 tokens that it shares") == 1
 
 
 def test_a_slot_holds_shared_rows_once() -> None:
