@@ -99,5 +99,8 @@ def keys_revoke(
     directory: Annotated[Path, typer.Option("--keys", help="The broker's folder of keys.", envvar="HAULIER_KEYS")],
 ) -> None:
     """Let somebody in no more."""
-    key_files.revoke(directory, name)
-    typer.echo(f"{name} is let in no more")
+    gone = key_files.revoke(directory, name)
+    typer.echo(
+        f"{name} is let in no more: whoever still has a copy of {gone} may delete it. To let {name} in again, run "
+        f"haulier keys add {name} --keys {directory} and hand over the new folder"
+    )
