@@ -289,7 +289,7 @@ def audit(
 def explain(
     job: Job,
     custom_id: Annotated[
-        str, typer.Argument(metavar="[CUSTOM_ID]", envvar="HAULIER_CUSTOM_ID", help="One line of it.")
+        str, typer.Argument(metavar="CUSTOM_ID", envvar="HAULIER_CUSTOM_ID", help="One line of it.")
     ] = "",
     broker: Broker = "",
     keys: Keys = None,

@@ -53,52 +53,68 @@ def register(app: typer.Typer) -> None:
 
 def bench_engine(
     context: typer.Context,
-    geometry: Annotated[str, typer.Option(help="d16, l8b, w1 or tiny: random weights of that shape")] = "tiny",
-    contexts: Annotated[int, typer.Option(min=1, help="requests that decode together")] = 4,
-    length: Annotated[int, typer.Option(min=2, help="tokens of history of each")] = 1024,
-    steps: Annotated[int, typer.Option(min=1, help="decode steps measured")] = 16,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
-    fill: Annotated[str, typer.Option(help="prefill computes the histories, random fills them with numbers")] = (
-        "prefill"
-    ),
-    bits: Annotated[bool, typer.Option(help="compare bits with --residency full")] = True,
-    compare: Annotated[str, typer.Option(help="transformers: the same work with it, in the same run")] = "",
+    geometry: Annotated[str, typer.Option(help="Random weights of this shape: d16, l8b, w1 or tiny.")] = "tiny",
+    contexts: Annotated[int, typer.Option(min=1, metavar="N", help="Requests that decode together.")] = 4,
+    length: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of history of each.")] = 1024,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Decode steps measured.")] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    fill: Annotated[str, typer.Option(help="prefill computes the histories, random makes them up.")] = "prefill",
+    bits: Annotated[bool, typer.Option(help="Compare bits with --residency full.")] = True,
+    compare: Annotated[str, typer.Option(help="transformers: the same work with it, in the same run.")] = "",
     requests: Annotated[
         int,
-        typer.Option(min=0, help="so many requests of mixed length, prompts included, instead of equal histories"),
+        typer.Option(
+            min=0, metavar="N", help="So many requests of mixed length, from first prompt to last token; 0: none."
+        ),
     ] = 0,
-    lengths: Annotated[str, typer.Option(help="with --requests: tokens of a prompt, LOW:HIGH")] = "16:256",
-    answers: Annotated[str, typer.Option(help="with --requests: tokens of an answer, LOW:HIGH")] = "16:128",
-    threads: Annotated[int, typer.Option(min=0, help="with --requests: cores for both; 0 for half of them")] = 0,
-    model: Annotated[str, typer.Option(help="with --requests: a real model instead of a geometry")] = "",
-    chunk_tokens: Annotated[int, typer.Option(min=1, help="rows of one prefill step")] = 2048,
-    host_pool_gib: Annotated[float, typer.Option(min=0, help="0 for what the histories need")] = 0.0,
-    device_pages_gib: Annotated[int, typer.Option(min=0, help="0 for what two staging slots need")] = 0,
-    retained: Annotated[
-        float, typer.Option(min=0, max=1, help="share of history kept in device pages (H1); 0 is --retain off")
+    lengths: Annotated[str, typer.Option(metavar="LOW:HIGH", help="With --requests: tokens of a prompt.")] = "16:256",
+    answers: Annotated[str, typer.Option(metavar="LOW:HIGH", help="With --requests: tokens of an answer.")] = "16:128",
+    threads: Annotated[
+        int, typer.Option(min=0, metavar="N", help="With --requests: cores of each side; 0: half of them.")
+    ] = 0,
+    model: Annotated[str, typer.Option(help="With --requests: a real model instead of a geometry.")] = "",
+    chunk_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of one prefill step.")] = 2048,
+    host_pool_gib: Annotated[
+        float, typer.Option(min=0, metavar="GIB", help="Host memory of histories; 0: what they need.")
     ] = 0.0,
-    headroom_gib: Annotated[str, typer.Option(help="GiB of headroom that keeps history (H2), or auto")] = "0",
-    headroom_reserve_gib: Annotated[float, typer.Option(min=0, help="device memory that headroom leaves free")] = (
-        DEFAULTS.headroom_reserve_gib
-    ),
+    device_pages_gib: Annotated[
+        int, typer.Option(min=0, metavar="GIB", help="Device pages; 0: what slots and --retained need.")
+    ] = 0,
+    retained: Annotated[
+        float,
+        typer.Option(min=0, max=1, metavar="SHARE", help="Share of history kept in device pages (H1); 0: none."),
+    ] = 0.0,
+    headroom_gib: Annotated[
+        str, typer.Option(metavar="GIB", help="Device memory beside the pages that keeps history (H2), or auto.")
+    ] = "0",
+    headroom_reserve_gib: Annotated[
+        float, typer.Option(min=0, metavar="GIB", help="Device memory that headroom leaves free.")
+    ] = DEFAULTS.headroom_reserve_gib,
     draft_tokens: Annotated[
-        int, typer.Option(min=0, help="made-up tokens verified in each pass beside the last one")
+        int, typer.Option(min=0, metavar="N", help="Made-up tokens verified in each pass, none of them right.")
     ] = 0,
     shared_tokens: Annotated[
-        int, typer.Option(min=0, help="measure --contexts questions of --length tokens on one document of so many")
+        int, typer.Option(min=0, metavar="N", help="One document of so many tokens, and --contexts questions on it.")
     ] = 0,
     series: Annotated[
-        bool, typer.Option("--series", help="measure nothing kept, H1 alone, H2 alone and both, one after another")
+        bool, typer.Option("--series", help="Nothing kept, H1 alone, H2 alone and both, one after another.")
     ] = False,
-    page_tokens: Annotated[int, typer.Option(min=2, help="rows of a page")] = 256,
-    cells: Annotated[bool, typer.Option("--cells", help="only the table of bits: contexts x lengths x routes")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    page_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Rows of a page.")] = 256,
+    cells: Annotated[bool, typer.Option("--cells", help="The table of bits: contexts x lengths x routes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Streamed decode beside the link's floor measured in the same run, its device peak, and its bits.
+    """Decode beside the link's floor measured in the same run, its device peak, and its bits.
 
-    With --shared-tokens: one question on a document of made-up rows, then all of them, which share it.
-    With --cells: logits of every step against --residency full, 16 cells a route; exit 1 if any differs."""
+    H1 is history kept in device pages, H2 history kept in headroom: memory beside the pages, given back when needed.
+
+    --series measures both, alone and together; it needs --retained and --headroom-gib.
+
+    --shared-tokens measures one question on a document of made-up rows, then all of them, which share it.
+
+    --requests measures whole requests, with --compare transformers beside it.
+
+    --cells compares logits of every step with --residency full, 16 cells a route; exit 1 if any differs."""
     from common import log
     from common.config import EngineSettings
     from common.errors import UsageError
