@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from broker import explain, jobs, scheduler
@@ -40,7 +41,8 @@ def answer(store: Store, state: State, query: Query, mono: float) -> Any:
         case messages.Fetch():
             return _lines(store, job, message)
         case messages.Explain():
-            return explain.answer(store.connection, job, message, scheduler.why_waiting(state, job), mono)
+            why = partial(scheduler.why_waiting, state, job)
+            return explain.answer(store.connection, job, message, why, mono)
         case messages.AskAudit():
             return audit(store.connection, job.id, message.request)
         case messages.Chunk():

@@ -195,7 +195,8 @@ class Client:
                 raise RefusedError(f"{self._where()} asks for keys; give --keys DIR instead of --insecure")
             raise RefusedError(
                 f"{self._where()} does not let in the key of {self._settings.keys.directory}; --keys must name a "
-                "folder that holds this broker's public key and a client key it knows (haulier keys add)"
+                "folder that holds this broker's public key and a client key it knows. A revoked key stays worthless: "
+                "delete that folder and use a new one (haulier keys add NAME on the broker's machine makes it)"
             )
         # once let in, the keys are right, and a broker behind a proxy is merely away
         if self._cut_since is not None and not self._let_in and self._clock.monotonic() - self._cut_since >= CUT_S:
@@ -375,7 +376,8 @@ class Download:
 
 
 def failures(client: Client, job: str) -> list[bytes]:
-    """The first lines of a job's error file, some hundreds at most: for a word about what went wrong."""
+    """The first ``FAILURES_MAX_COUNT`` lines of a job's error file, or those that come before ``FETCH_MAX_BYTES`` are
+    passed: for a word about what went wrong."""
     download, data = Download(client, job, "error"), bytearray()
     while download.lines < FAILURES_MAX_COUNT and len(data) < limits.FETCH_MAX_BYTES and (page := download.pull()):
         data += page

@@ -289,7 +289,7 @@ def audit(
 def explain(
     job: Job,
     custom_id: Annotated[
-        str, typer.Argument(metavar="[CUSTOM_ID]", envvar="HAULIER_CUSTOM_ID", help="One line of it.")
+        str, typer.Argument(metavar="CUSTOM_ID", envvar="HAULIER_CUSTOM_ID", help="One line of it.")
     ] = "",
     broker: Broker = "",
     keys: Keys = None,
@@ -358,7 +358,7 @@ def _tell_problems(info: messages.JobInfo, found: list[messages.Problem], bar: S
     for problem in shown:
         bar.say(rules.problem_text(problem))
     if info.problems > len(shown):
-        bar.say(f"and {info.problems - len(shown)} more bad lines")
+        bar.say(f"and {rules.plural(info.problems - len(shown), 'more bad line')}")
 
 
 def _failed_words(info: messages.JobInfo, lenient: bool = False) -> str:

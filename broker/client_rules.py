@@ -81,10 +81,10 @@ def sentence(info: messages.JobInfo) -> str:
     if info.status not in ENDED:
         parts += [f"{info.running} running", f"{info.waiting} waiting"]
     if info.problems:
-        parts.append(f"{info.problems} bad lines in the input")
+        parts.append(f"{plural(info.problems, 'bad line')} in the input")
     if info.wasted:
-        parts.append(f"{info.wasted} runs wasted")
-    parts.append(f"{info.prompt_tokens} + {info.completion_tokens} tokens")
+        parts.append(f"{plural(info.wasted, 'run')} wasted")
+    parts.append(tokens(info))
     if info.status == "validating":
         parts = [f"{info.lines_read} lines read"]
     reason = f" ({info.reason})" if info.reason else ""
@@ -131,6 +131,11 @@ def watch_note(info: messages.JobInfo) -> str:
     elif info.reason:
         parts.append(info.reason)
     return ", ".join(parts)
+
+
+def tokens(info: messages.JobInfo) -> str:
+    """What its finished lines were made of, and gave."""
+    return f"{info.prompt_tokens} prompt + {info.completion_tokens} answer tokens"
 
 
 def plural(count: int, noun: str) -> str:

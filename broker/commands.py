@@ -14,7 +14,7 @@ from common.config import BrokerSettings, HttpSettings, KeySettings, endpoints, 
 from common.errors import UsageError
 from common.parent import follow_parent
 
-KeysFolder = Annotated[Path, typer.Argument(help="The folder that holds the keys.", envvar="HAULIER_KEYS")]
+KeysFolder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the keys.", envvar="HAULIER_KEYS")]
 
 
 def register(app: typer.Typer) -> None:
@@ -94,7 +94,7 @@ def keys_init(
 
 
 def keys_add(
-    name: Annotated[str, typer.Argument(help="Whose key; names that begin with admin see every job.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key; names that begin with admin see every job.")],
     directory: Annotated[Path, typer.Option("--keys", help="The broker's folder of keys.", envvar="HAULIER_KEYS")],
     weight: Annotated[
         float, typer.Option(help="Share of the fleet when others want it too.", envvar="HAULIER_WEIGHT")
@@ -105,9 +105,12 @@ def keys_add(
 
 
 def keys_revoke(
-    name: Annotated[str, typer.Argument(help="Whose key.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key.")],
     directory: Annotated[Path, typer.Option("--keys", help="The broker's folder of keys.", envvar="HAULIER_KEYS")],
 ) -> None:
     """Let somebody in no more."""
-    key_files.revoke(directory, name)
-    typer.echo(f"{name} is let in no more")
+    gone = key_files.revoke(directory, name)
+    typer.echo(
+        f"{name} is let in no more: whoever still has a copy of {gone} may delete it. To let {name} in again, run "
+        f"haulier keys add {name} --keys {directory} and hand over the new folder"
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from broker import recovery, scheduler
 from broker.effects import EndAttempt, Note, Send, Step, StoreResult
 from broker.inputs import Came, Facts, Now
-from broker.jobs import cancel_lines
+from broker.jobs import ENDS_LINES, cancel_lines, cut_short
 from broker.state import ENDED, Fact, Job, Line, Partial, Session, State
 from common import limits, messages
 from common.errors import PeerFault
@@ -20,6 +20,10 @@ OUTPUT, ERROR = 0, 1
 """Kinds of results: the two files they end up in."""
 STATUSES = ("ok", "failed", "cancelled")
 _COMPLETED, _FAILED = (Note("line_ended", {"outcome": outcome}) for outcome in ("completed", "failed"))
+_BY_CODE = {
+    code: Note("line_ended", {"outcome": outcome})
+    for code, outcome in (("batch_cancelled", "cancelled"), ("batch_expired", "expired"))
+}
 
 
 def done(state: State, session: Session, came: Came, now: Now, step: Step) -> None:
@@ -89,7 +93,7 @@ def judge(state: State, session: Session, result: Result, facts: Facts, now: Now
         step.note("result_refused", job=ref.job, line=ref.index, worker=session.worker, reason="never given out")
         return Verdict(ref, "refused", f"attempt {ref.attempt} of this line was never given out")
     if result.status == "cancelled":
-        return _cancelled(job, line, session, result, now, step)
+        return _cancelled(state, job, line, session, result, now, step)
     problem = _unfit(result)
     if problem:
         step.note("result_refused", job=ref.job, line=ref.index, worker=session.worker, reason=problem)
@@ -111,11 +115,20 @@ def _late(fact: Fact, session: Session, result: Result, now: Now, step: Step) ->
     return Verdict(result.ref, "known", "the line has ended already")
 
 
-def _cancelled(job: Job, line: Line, session: Session, result: Result, now: Now, step: Step) -> Verdict:
-    """The worker was told to stop and did. The line waits again; if its job is ending, it gets its error line there."""
-    if line.session is not None and line.session.worker == session.worker and line.held == result.ref.attempt:
+def _cancelled(
+    state: State, job: Job, line: Line, session: Session, result: Result, now: Now, step: Step
+) -> Verdict:  # fmt: skip
+    """The worker was told to stop and did. The line waits again; if its job is ending, this is its end."""
+    if line.session is None or line.session.worker != session.worker or line.held != result.ref.attempt:
+        return Verdict(result.ref, "known", "stopped")
+    if job.status not in ENDS_LINES:
         recovery.release(job, line, "cancelled", now, step)
-    return Verdict(result.ref, "known", "stopped")
+        return Verdict(result.ref, "known", "stopped")
+    code, words = ENDS_LINES[job.status]
+    tokens = result.completion_tokens
+    result = result._replace(prompt_tokens=result.prompt_tokens if tokens else 0, body=b"")
+    _store(state, job, line, session, result, (code, cut_short(words, line.held, tokens)), now, step)
+    return Verdict(result.ref, "stored")
 
 
 def _unfit(result: Result) -> str:
@@ -160,7 +173,7 @@ def _store(
     job.prompt_tokens += result.prompt_tokens
     job.completion_tokens += result.completion_tokens
     job.dirty = True
-    step.notes.append(_COMPLETED if ok else _FAILED)
+    step.notes.append(_COMPLETED if ok else _BY_CODE.get(code, _FAILED))
 
 
 def lookups(state: State, message: messages.Done | messages.ResultPart) -> list[LineRef]:

@@ -8,15 +8,22 @@ says where it is and why it went there, and its worker's last beat what that one
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from datetime import UTC, datetime
 
+from broker.client_rules import plural
 from broker.state import ASSIGNED, HAS_IT, HELPS, PASSED_OVER, UNOWNED, WAITING, Job, Line, Session
 from common import limits, messages
 from common.messages import LineRef
+from common.printable import printable
 
+Why = Callable[[str], str]
 ENTRIES_MAX_COUNT = 500
 _HISTORY = "SELECT at, kind, detail FROM history WHERE job=? ORDER BY id LIMIT ?"
-_LINE = "SELECT idx, line, state, attempt, held, worker, deaths, prefix FROM lines WHERE job=? AND custom_id=?"
+_LINE = (
+    "SELECT l.idx, l.line, l.state, l.attempt, l.held, l.worker, l.deaths, l.prefix, m.name FROM lines l "
+    "JOIN models m ON m.job=l.job AND m.number=l.model WHERE l.job=? AND l.custom_id=?"
+)
 ALIKE_MAX_COUNT = 10_000
 """Lines with one beginning that are counted for one answer."""
 _ALIKE = (
@@ -47,11 +54,11 @@ WENT = {
 
 
 def explain(
-    connection: sqlite3.Connection, job: Job, custom_id: str, why: str, mono: float
+    connection: sqlite3.Connection, job: Job, custom_id: str, why: Why, mono: float
 ) -> tuple[str, ...] | None:  # fmt: skip
     """The story of a job, or of its line ``custom_id``; None when it has no such line.
 
-    ``why`` says in words why lines of the job wait just now.
+    ``why`` says in words why lines of the job wait just now: those of a model, or of any (empty).
     """
     number = job.number
     if custom_id:
@@ -61,29 +68,31 @@ def explain(
         for at, kind, detail in connection.execute(_HISTORY, (job.id, ENTRIES_MAX_COUNT))
     ]
     ends = connection.execute("SELECT how, count(*) FROM attempts WHERE job=? GROUP BY how ORDER BY how", (number,))
-    told += [f"{count} attempts ended {how}: {HOW.get(how, how)}" for how, count in ends]
-    return (*told, *([f"now: {why}"[: limits.TEXT_MAX_CHARS]] if why else []))
+    told += [f"{plural(count, 'attempt')} ended {how}: {HOW.get(how, how)}" for how, count in ends]
+    waits = why("")
+    return (*told, *([f"now: {waits}"[: limits.TEXT_MAX_CHARS]] if waits else []))
 
 
 def _line(
-    connection: sqlite3.Connection, job: Job, custom_id: str, why: str, mono: float
+    connection: sqlite3.Connection, job: Job, custom_id: str, why: Why, mono: float
 ) -> tuple[str, ...] | None:  # fmt: skip
     number = job.number
     found = connection.execute(_LINE, (number, custom_id)).fetchone()
     if found is None:
         return None
-    idx, line, state, attempt, held, worker, deaths, prefix = found
-    told = [f"line {line} of the input; given out {attempt} times"]
+    idx, line, state, attempt, held, worker, deaths, prefix, model = found
+    told = [f"line {line} of the input; given out {plural(attempt, 'time')}"]
     if prefix:
         told += _alike(connection.execute(_ALIKE, (worker, number, prefix, ALIKE_MAX_COUNT + 1)).fetchone(), worker)
     for at, tried, whom, how in connection.execute(_ATTEMPTS, (number, idx, ENTRIES_MAX_COUNT)):
         told.append(_said(at, f"attempt {tried} on {whom}: {HOW.get(how, how)}"))
     if deaths:
-        told.append(f"{deaths} workers died while they ran it alone")
+        told.append(f"{plural(deaths, 'worker')} died while running it alone")
     result = connection.execute(_RESULT, (number, idx)).fetchone()
     if result is not None:
         at, tried, whom, kind, status_code, code, message, notes = result
-        told += [f"attempt {tried} in its worker: {note}" for note in _printable(notes)]
+        kept = [note for note in notes.split("\n") if note][: limits.NOTES_MAX_COUNT]
+        told += [f"attempt {tried} in its worker: {printable(note)}" for note in kept]
         if code:
             told.append(_said(at, f"ended as {code}: {message}"))
         else:
@@ -92,8 +101,8 @@ def _line(
     elif state == ASSIGNED:
         told += _out(job, job.assigned.get(idx), held, worker, mono)
     elif state == WAITING:
-        why = "it ran when a worker died and waits to be tried apart" if idx in job.suspects else why
-        told.append(f"now: it waits{': ' if why else ''}{why}")
+        waits = "it ran when a worker died and waits to be tried apart" if idx in job.suspects else why(model)
+        told.append(f"now: it waits{': ' if waits else ''}{waits}")
     return tuple(one[: limits.TEXT_MAX_CHARS] for one in told)
 
 
@@ -131,18 +140,18 @@ def _does(session: Session, ref: LineRef, mono: float) -> str:
         line = "its engine runs the line"
     elif len(session.running) >= limits.PAGE_MAX_COUNT:
         line = "it does not say of every line whether its engine runs it"
+    elif ref == session.head:
+        line = f"the line is the first that waits in its engine, for {session.waits}"
+    elif session.head is not None:
+        kind = session.waits.partition(":")[0]
+        line = f"its engine has not begun the line: the first that waits there waits for {kind}"
     else:
         line = "its engine had not taken the line in"
+    running = plural(len(session.running), "line")
     return (
         f"{session.worker} said {max(0.0, mono - session.told_at):.1f} s ago: {session.phase}, step {session.steps}, "
-        f"{session.rate:.1f} tokens/s, {len(session.running)} lines running, {len(session.lines)} held; {line}"
+        f"{session.rate:.1f} tokens/s, {running} running, {len(session.lines)} held; {line}"
     )
-
-
-def _printable(notes: str) -> list[str]:
-    """A worker's notes in its order, without what a terminal would obey."""
-    lines = ["".join(one for one in line if one.isprintable()) for line in notes.split("\n")]
-    return [line for line in lines if line][: limits.NOTES_MAX_COUNT]
 
 
 def _said(at: float, words: str) -> str:
@@ -151,7 +160,7 @@ def _said(at: float, words: str) -> str:
 
 
 def answer(
-    connection: sqlite3.Connection, job: Job, message: messages.Explain, why: str, mono: float
+    connection: sqlite3.Connection, job: Job, message: messages.Explain, why: Why, mono: float
 ) -> messages.Explained | messages.Failure:
     """The answer to a client."""
     told = explain(connection, job, message.custom_id, why, mono)

@@ -41,17 +41,29 @@ TRANSITIONS: dict[tuple[str, str], str] = {
 """(status, what happens) -> status. Closed jobs are not in memory and change no more."""
 SHOWN = {"receiving": "validating", "expiring": "finalizing"}
 """Our words where the service has none of its own."""
-NEVER_RAN = {
-    "cancelling": ("batch_cancelled", "the job was cancelled before this line ran"),
-    "expiring": ("batch_expired", "the job's time window ended before this line ran"),
+ENDS_LINES = {
+    "cancelling": ("batch_cancelled", "the job was cancelled"),
+    "expiring": ("batch_expired", "the job's time window ended"),
 }
-"""The error of lines that end with their job."""
+"""The error of lines that end with their job: its code, and what ended; ``cut_short`` says where that met the line."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 CLIENT_REQUESTS = (
     messages.Submit, messages.Chunk, messages.Seal, messages.CancelJob, messages.AskStatus, messages.AskJobs,
     messages.AskProblems, messages.Fetch, messages.AskWorkers, messages.AskAudit,
     messages.DeleteJob, messages.Explain,
 )  # fmt: skip
+
+
+def cut_short(words: str, attempt: int, tokens: int | None = None) -> str:
+    """The error of a line that ends with its job: never given out, stopped with so many ``tokens`` of its answer made,
+    or given out ``attempt`` times, of which nobody says how far they came."""
+    if not attempt:
+        return f"{words} before this line ran"
+    if tokens is None:
+        often = "once" if attempt == 1 else f"{attempt} times"
+        return f"{words} before this line had an answer; it had been given out {often}"
+    made = "1 token" if tokens == 1 else f"{tokens or 'no'} tokens"
+    return f"{words} while this line {'ran' if tokens else 'was at its worker'}; {made} of its answer had been made"
 
 
 def move(job: Job, what: str) -> bool:
@@ -268,7 +280,7 @@ def _runs(one: Job, job: Job) -> bool:
 def waiting_ended(state: State, input: WaitingEnded) -> None:
     """Waiting lines of an ending job got their error line."""
     job = state.jobs.get(input.job)
-    if job is None or job.status not in NEVER_RAN:
+    if job is None or job.status not in ENDS_LINES:
         raise InvariantError(f"lines of job {input.job} were ended while it does not end")
     job.failed += input.count
     job.waiting_ended = not input.left
@@ -296,7 +308,7 @@ def watch_clock(state: State, now: Now, step: Step) -> None:
 def tick(state: State, now: Now, step: Step) -> None:
     """Deadlines, jobs that are through, and the rows of jobs that changed."""
     for job in list(state.jobs.values()):
-        if job.deadline and now.mono >= job.deadline and job.status not in NEVER_RAN:
+        if job.deadline and now.mono >= job.deadline and job.status not in ENDS_LINES:
             end(state, job, "expire", f"its window of {job.window_s} s ended", now, step)
         elif job.status == "receiving" and now.mono - job.heard_at >= limits.UPLOAD_PATIENCE_S:
             hours = limits.UPLOAD_PATIENCE_S / 3600
@@ -312,7 +324,7 @@ def tick(state: State, now: Now, step: Step) -> None:
 def _is_through(job: Job) -> bool:
     if job.assigned:
         return False
-    if job.status in NEVER_RAN:
+    if job.status in ENDS_LINES:
         return job.waiting_ended
     return job.status == "in_progress" and job.waiting == 0
 
@@ -336,7 +348,7 @@ def work_wanted(state: State) -> list[Job]:
     return [
         job
         for job in state.jobs.values()
-        if job.status == "validating" or (job.status in NEVER_RAN and not job.waiting_ended)
+        if job.status == "validating" or (job.status in ENDS_LINES and not job.waiting_ended)
     ]
 
 

@@ -158,9 +158,12 @@ def run_command(
 ) -> None:
     """Answer a file of requests with a fleet of its own on this machine: start, run, stop. Run again, it resumes."""
     engine = EngineSettings(
-        model, device, device_pages_gib, host_pool_gib, concurrency, context_tokens, fit, residency, page_tokens,
-        chunk_tokens, slot_gib, dtype, threads, retain, target_pages, burst_pages, headroom_gib, headroom_reserve_gib,
-        own_tokens, shared_histories, draft_tokens,
+        model=model, device=device, device_pages_gib=device_pages_gib, host_pool_gib=host_pool_gib,
+        concurrency=concurrency, context_tokens=context_tokens, fit=fit, residency=residency, page_tokens=page_tokens,
+        chunk_tokens=chunk_tokens, slot_gib=slot_gib, dtype=dtype, threads=threads, retain=retain,
+        target_pages=target_pages, burst_pages=burst_pages, headroom_gib=headroom_gib,
+        headroom_reserve_gib=headroom_reserve_gib, own_tokens=own_tokens, shared_histories=shared_histories,
+        draft_tokens=draft_tokens,
     )  # fmt: skip
     plan = Plan(source, output, error, engine, state, workers, lenient, echo)
     if as_json and output == "-":

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.client_rules import ENDED
+from broker.client_rules import ENDED, tokens
 from common import messages
 from common.config import EngineSettings
 from common.errors import HaulierError
@@ -124,6 +124,5 @@ def summary(info: messages.JobInfo, seconds: float, before: int, output: str, er
         return f"nothing to run: {info.completed} lines completed and {info.failed} failed in an earlier run -> {where}"
     earlier = f", {before} of them in an earlier run" if before else ""
     return (
-        f"{info.completed} lines completed, {info.failed} failed{earlier}; "
-        f"{info.prompt_tokens} + {info.completion_tokens} tokens in {seconds:.1f} s -> {where}"
+        f"{info.completed} lines completed, {info.failed} failed{earlier}; {tokens(info)} in {seconds:.1f} s -> {where}"
     )

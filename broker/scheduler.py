@@ -169,8 +169,8 @@ def _assign(state: State, session: Session, batch: list[BodyAt], size: int, step
     step.sends.append(SendBatch(session.peer, session.fence, number, tuple(batch)))
 
 
-def why_waiting(state: State, job: Job) -> str:
-    """In words, why lines of a running job wait (A7); empty when they do not."""
+def why_waiting(state: State, job: Job, model: str = "") -> str:
+    """In words, why lines of a running job wait (A7), or those that ask for ``model``; empty when they do not."""
     if job.status != "in_progress" or job.waiting == 0:
         return ""
     unclaimed = sum(line.session is None for line in job.assigned.values())
@@ -180,13 +180,18 @@ def why_waiting(state: State, job: Job) -> str:
         return "no worker is connected"
     if len(job.suspects) == job.waiting:
         return f"{len(job.suspects)} lines ran when a worker died and wait to be tried apart"
-    for model in job.windows:
-        serving = [one for one in state.sessions.values() if serves(one, model)]
+    asked = {model} if model else {one.model for one in job.windows.values() if one.lines or not one.exhausted}
+    by_model = {one: [session for session in state.sessions.values() if serves(session, one)] for one in sorted(asked)}
+    # what nobody serves comes first: those lines wait until somebody does something about it
+    for model, serving in sorted(by_model.items(), key=lambda item: len(item[1]) > 0):
         if not serving:
             if any(one.phase == "loading" for one in state.sessions.values()):
                 return f"no worker serves model {model!r} yet; some are still loading"
             served = sorted({one.name for session in state.sessions.values() for one in session.models})
-            return f"no worker serves model {model!r}; served are: {', '.join(served) or 'none'}"
+            return (
+                f"no worker serves model {model!r}; served are: {', '.join(served) or 'none'}; its lines wait until a "
+                f"worker is started with --model {model}, or the job is cancelled"
+            )
         if all(one.phase == "loading" for one in serving):
             return f"the workers that serve model {model!r} are still loading"
         if all(one.draining or one.phase == "draining" for one in serving):

@@ -167,8 +167,8 @@ class Server:
                 self._end_waiting(job)
 
     def _end_waiting(self, job: Job) -> None:
-        code, message = jobs.NEVER_RAN[job.status]
-        count, left = self.store.end_waiting(job, code, message, limits.END_LINES_A_TURN, self.clock.wall())
+        code, words = jobs.ENDS_LINES[job.status]
+        count, left = self.store.end_waiting(job, code, words, limits.END_LINES_A_TURN, self.clock.wall())
         self._ended["cancelled" if job.status == "cancelling" else "expired"] += count
         self._feed(WaitingEnded(job.id, count, left))
 

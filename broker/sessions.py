@@ -223,6 +223,7 @@ def beat(session: Session, message: messages.WorkerBeat, now: Now) -> None:
     session.steps, session.tokens, session.ring = message.steps, message.tokens, message.ring
     session.concurrency = message.concurrency
     session.running = frozenset(message.running)
+    session.head, session.waits = message.head, message.waits
     if message.models:
         session.models = message.models
     session.welcome = ()

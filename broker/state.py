@@ -230,6 +230,9 @@ class Session:
     rate: float = 0.0
     """Tokens a second between its last two beats."""
     ring: RingReport = field(default_factory=RingReport)
+    head: LineRef | None = None
+    waits: str = ""
+    """The first line that waits inside its engine, and why, as its last beat said."""
     lines: dict[tuple[str, int], Line] = field(default_factory=dict)
     running: frozenset[LineRef] = frozenset()
     keys: OrderedDict[int, None] = field(default_factory=OrderedDict)

@@ -18,6 +18,7 @@ import sqlite_utils
 
 from broker import effects as do
 from broker.inputs import ClosedJob, Now
+from broker.jobs import cut_short
 from broker.schema import MIGRATIONS
 from broker.state import ENDED, OPEN, WAITING, Fact, Job, KnownWorker, Line, State, Window
 from common import limits
@@ -137,15 +138,17 @@ class Store:
             f"INSERT INTO jobs ({','.join(JOB)}) VALUES ({marks}) ON CONFLICT (number) DO UPDATE SET {updates}", values
         )
 
-    def end_waiting(self, job: Job, code: str, message: str, count: int, at: float) -> tuple[int, bool]:
-        """Up to ``count`` waiting lines of ``job`` get their error line: how many, and whether more wait."""
+    def end_waiting(self, job: Job, code: str, words: str, count: int, at: float) -> tuple[int, bool]:
+        """Up to ``count`` waiting lines of ``job`` get their error line: how many, and whether more wait.
+
+        ``words``: what ended (``jobs.cut_short``)."""
         start = self._end_from.get(job.number, 0)
         rows = self.connection.execute(
             "SELECT idx, attempt FROM lines WHERE job=? AND idx>=? AND state=? ORDER BY idx LIMIT ?",
             (job.number, start, WAITING, count),
         ).fetchall()
         results = [
-            (job.number, idx, 1, job.failed + place, attempt, 0, code, message, 0, 0, "", b"", at, "")
+            (job.number, idx, 1, job.failed + place, attempt, 0, code, cut_short(words, attempt), 0, 0, "", b"", at, "")
             for place, (idx, attempt) in enumerate(rows)
         ]
         self.connection.executemany(_SQL[do.StoreResult], results)

@@ -16,6 +16,7 @@ from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, r
 import typer
 
 from common.errors import DISK_FULL, HaulierError, InvariantError, ReaderGone, RefusedError
+from common.help_pages import arrange
 from common.printable import printable
 
 GROUP = "haulier.commands"
@@ -112,6 +113,7 @@ def main(arguments: Sequence[str] | None = None, rooms: Iterable[EntryPoint] | N
     try:
         app, left_out = build_app(rooms)
         command = typer.main.get_command(app)
+        arrange(command)
         result = command.main(
             args=None if arguments is None else list(arguments), prog_name="haulier", standalone_mode=False
         )

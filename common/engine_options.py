@@ -37,7 +37,7 @@ HeadroomGib = Annotated[
     typer.Option(
         "--headroom-gib",
         envvar="HAULIER_HEADROOM_GIB",
-        help="Free device memory that keeps history until it is needed: whole GiB at most, auto, or 0 for none.",
+        help="Most free device memory, whole GiB, that keeps history until it is needed; auto: all of it, 0: none.",
     ),
 ]
 HeadroomReserveGib = Annotated[
@@ -53,7 +53,7 @@ OwnTokens = Annotated[
     typer.Option(
         "--own-tokens",
         envvar="HAULIER_OWN_TOKENS",
-        help="Most tokens of its own (question, answer) of a request that shares a history; 0: room for a whole one.",
+        help="Room for the own part of who shares a history: question, answer and up to a page; 0: a whole one.",
     ),
 ]
 SharedHistories = Annotated[
@@ -69,6 +69,6 @@ DraftTokens = Annotated[
     typer.Option(
         "--draft-tokens",
         envvar="HAULIER_DRAFT_TOKENS",
-        help="Tokens looked up in a request's own text and verified in one pass; 0: none.",
+        help="Tokens looked up in the request's own text and verified in one pass; 0: none.",
     ),
 ]

@@ -84,8 +84,10 @@ def add(directory: Path, name: str, weight: float = 1.0) -> Path:
         raise UsageError(f"--weight {weight:g} must lie between {WEIGHT_MIN} and {WEIGHT_MAX}")
     load_server(directory)
     target = directory / CLIENTS / name
-    if target.exists() or (directory / AUTHORIZED / f"{name}.key").exists():
+    if (directory / AUTHORIZED / f"{name}.key").exists():
         raise RefusedError(f"a key named {name!r} is in {directory} already; choose another name or revoke it first")
+    if target.exists():
+        raise RefusedError(f"{target} holds a key that is let in no more; delete that folder, or choose another name")
     work = directory / f".adding.{name}.{os.getpid()}"
     work.mkdir(mode=0o700)
     try:
@@ -104,8 +106,9 @@ def add(directory: Path, name: str, weight: float = 1.0) -> Path:
     return target
 
 
-def revoke(directory: Path, name: str) -> None:
-    """Let ``name`` in no more; its open sessions end at their next message."""
+def revoke(directory: Path, name: str) -> Path:
+    """Let ``name`` in no more; its open sessions end at their next message. Returns the folder that holds its key,
+    which is deleted where it was made to be handed over."""
     _check_name(name)
     try:
         (directory / AUTHORIZED / f"{name}.key").unlink()
@@ -113,7 +116,11 @@ def revoke(directory: Path, name: str) -> None:
         known = ", ".join(sorted(path.stem for path in (directory / AUTHORIZED).glob("*.key"))) or "none"
         raise RefusedError(f"no key named {name!r} is let in by {directory}; there are: {known}") from None
     (directory / AUTHORIZED / f"{name}.weight").unlink(missing_ok=True)
-    shutil.rmtree(directory / CLIENTS / name, ignore_errors=True)
+    made = directory / CLIENTS / name
+    if name == FIRST_NAME and not made.exists():  # this one was made with the broker's own, and lies beside them
+        return directory / f"{CLIENT}.key_secret"
+    shutil.rmtree(made, ignore_errors=True)
+    return made
 
 
 def load_server(directory: Path) -> KeyPair:

@@ -20,9 +20,9 @@ TEXT_MAX_CHARS = 512
 """Any name, custom_id or reason in a message."""
 REASON_MAX_CHARS = 4096
 """An explanation in words."""
-NOTES_MAX_COUNT = 32
+NOTES_MAX_COUNT = 25
 """Short texts that an engine leaves about one line, for ``haulier explain``; older ones stay, the rest is counted."""
-NOTE_MAX_CHARS = 120
+NOTE_MAX_CHARS = 160
 NOTES_MAX_CHARS = NOTES_MAX_COUNT * (NOTE_MAX_CHARS + 1)
 """All of one line's, each on a line of its own."""
 PAGE_MAX_COUNT = 2048
@@ -238,6 +238,8 @@ HEADROOM_LOOK_STEPS_COUNT = 16
 """The device is asked for its free memory once in so many steps: asking costs host time."""
 HEADROOM_QUIET_LOOKS_COUNT = 32
 """After a chunk was given back none is taken for so many looks: memory that comes and goes moves no pages."""
+PASSED_BY_MAX_COUNT = 64
+"""Requests that pass a head of the queue which waits for a whole segment, before it goes first whatever is free."""
 STAGING_SLOTS_MIN_COUNT = 2
 """While one slot is attended, the next layer is copied into another."""
 RETIRE_DEADLINE_S = 120.0

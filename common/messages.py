@@ -176,6 +176,9 @@ class WorkerBeat:
     """Filled once the model is loaded: a worker logs in before it knows its fingerprint."""
     assignment: int = 0
     """The last assignment that came in before this beat was written: credit sent after it is not in these figures."""
+    head: LineRef | None = None
+    """The first line that waits inside the engine (A7), and ``waits`` why: its kind of reason, a colon, and words."""
+    waits: str = ""
 
 
 @dataclass(frozen=True, slots=True)

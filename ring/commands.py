@@ -16,15 +16,15 @@ def register_bench(app: typer.Typer) -> None:
     @app.command("ring")
     def bench_ring(
         batches: Annotated[
-            int, typer.Option(min=1, envvar="HAULIER_BATCHES", help="batches of the wrap soak, up to 10 million")
+            int, typer.Option(metavar="N", min=1, envvar="HAULIER_BATCHES", help="Batches of the wrap soak.")
         ] = 1_000_000,
         rate_batches: Annotated[
-            int, typer.Option(min=1_000, envvar="HAULIER_RATE_BATCHES", help="batches of each rate")
+            int, typer.Option(metavar="N", min=1_000, envvar="HAULIER_RATE_BATCHES", help="Batches of each rate.")
         ] = 100_000,
         device: Annotated[
-            str, typer.Option(envvar="HAULIER_DEVICE", help="auto, cpu or cuda:N: where latency is measured")
+            str, typer.Option(envvar="HAULIER_DEVICE", help="auto, cpu or cuda:N: where latency is measured.")
         ] = "auto",
-        as_json: Annotated[bool, typer.Option("--json", envvar="HAULIER_JSON", help="print one JSON object")] = False,
+        as_json: Annotated[bool, typer.Option("--json", envvar="HAULIER_JSON", help="Print one JSON object.")] = False,
     ) -> None:
         """The ring beside queue.Queue and multiprocessing.Queue, its wrap soak, and doorbell latency on a GPU."""
         from ring.bench import bench

@@ -27,6 +27,22 @@ REQUESTS_OPTIONS = _WORK | {
     "as_json",
 }
 """What can be said beside ``--requests``."""
+SHARED_OPTIONS = {
+    "geometry",
+    "contexts",
+    "length",
+    "steps",
+    "device",
+    "dtype",
+    "bits",
+    "chunk_tokens",
+    "host_pool_gib",
+    "device_pages_gib",
+    "shared_tokens",
+    "page_tokens",
+    "as_json",
+}
+"""What can be said beside ``--shared-tokens``."""
 DIFFERS = 1
 
 
@@ -37,52 +53,68 @@ def register(app: typer.Typer) -> None:
 
 def bench_engine(
     context: typer.Context,
-    geometry: Annotated[str, typer.Option(help="d16, l8b, w1 or tiny: random weights of that shape")] = "tiny",
-    contexts: Annotated[int, typer.Option(min=1, help="requests that decode together")] = 4,
-    length: Annotated[int, typer.Option(min=2, help="tokens of history of each")] = 1024,
-    steps: Annotated[int, typer.Option(min=1, help="decode steps measured")] = 16,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
-    fill: Annotated[str, typer.Option(help="prefill computes the histories, random fills them with numbers")] = (
-        "prefill"
-    ),
-    bits: Annotated[bool, typer.Option(help="compare bits with --residency full")] = True,
-    compare: Annotated[str, typer.Option(help="transformers: the same work with it, in the same run")] = "",
+    geometry: Annotated[str, typer.Option(help="Random weights of this shape: d16, l8b, w1 or tiny.")] = "tiny",
+    contexts: Annotated[int, typer.Option(min=1, metavar="N", help="Requests that decode together.")] = 4,
+    length: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of history of each.")] = 1024,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Decode steps measured.")] = 16,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    fill: Annotated[str, typer.Option(help="prefill computes the histories, random makes them up.")] = "prefill",
+    bits: Annotated[bool, typer.Option(help="Compare bits with --residency full.")] = True,
+    compare: Annotated[str, typer.Option(help="transformers: the same work with it, in the same run.")] = "",
     requests: Annotated[
         int,
-        typer.Option(min=0, help="so many requests of mixed length, prompts included, instead of equal histories"),
+        typer.Option(
+            min=0, metavar="N", help="So many requests of mixed length, from first prompt to last token; 0: none."
+        ),
     ] = 0,
-    lengths: Annotated[str, typer.Option(help="with --requests: tokens of a prompt, LOW:HIGH")] = "16:256",
-    answers: Annotated[str, typer.Option(help="with --requests: tokens of an answer, LOW:HIGH")] = "16:128",
-    threads: Annotated[int, typer.Option(min=0, help="with --requests: cores for both; 0 for half of them")] = 0,
-    model: Annotated[str, typer.Option(help="with --requests: a real model instead of a geometry")] = "",
-    chunk_tokens: Annotated[int, typer.Option(min=1, help="rows of one prefill step")] = 2048,
-    host_pool_gib: Annotated[float, typer.Option(min=0, help="0 for what the histories need")] = 0.0,
-    device_pages_gib: Annotated[int, typer.Option(min=0, help="0 for what two staging slots need")] = 0,
-    retained: Annotated[
-        float, typer.Option(min=0, max=1, help="share of history kept in device pages (H1); 0 is --retain off")
+    lengths: Annotated[str, typer.Option(metavar="LOW:HIGH", help="With --requests: tokens of a prompt.")] = "16:256",
+    answers: Annotated[str, typer.Option(metavar="LOW:HIGH", help="With --requests: tokens of an answer.")] = "16:128",
+    threads: Annotated[
+        int, typer.Option(min=0, metavar="N", help="With --requests: cores of each side; 0: half of them.")
+    ] = 0,
+    model: Annotated[str, typer.Option(help="With --requests: a real model instead of a geometry.")] = "",
+    chunk_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Rows of one prefill step.")] = 2048,
+    host_pool_gib: Annotated[
+        float, typer.Option(min=0, metavar="GIB", help="Host memory of histories; 0: what they need.")
     ] = 0.0,
-    headroom_gib: Annotated[str, typer.Option(help="GiB of headroom that keeps history (H2), or auto")] = "0",
-    headroom_reserve_gib: Annotated[float, typer.Option(min=0, help="device memory that headroom leaves free")] = (
-        DEFAULTS.headroom_reserve_gib
-    ),
+    device_pages_gib: Annotated[
+        int, typer.Option(min=0, metavar="GIB", help="Device pages; 0: what slots and --retained need.")
+    ] = 0,
+    retained: Annotated[
+        float,
+        typer.Option(min=0, max=1, metavar="SHARE", help="Share of history kept in device pages (H1); 0: none."),
+    ] = 0.0,
+    headroom_gib: Annotated[
+        str, typer.Option(metavar="GIB", help="Device memory beside the pages that keeps history (H2), or auto.")
+    ] = "0",
+    headroom_reserve_gib: Annotated[
+        float, typer.Option(min=0, metavar="GIB", help="Device memory that headroom leaves free.")
+    ] = DEFAULTS.headroom_reserve_gib,
     draft_tokens: Annotated[
-        int, typer.Option(min=0, help="made-up tokens verified in each pass beside the last one")
+        int, typer.Option(min=0, metavar="N", help="Made-up tokens verified in each pass, none of them right.")
     ] = 0,
     shared_tokens: Annotated[
-        int, typer.Option(min=0, help="measure --contexts questions of --length tokens on one document of so many")
+        int, typer.Option(min=0, metavar="N", help="One document of so many tokens, and --contexts questions on it.")
     ] = 0,
     series: Annotated[
-        bool, typer.Option("--series", help="measure nothing kept, H1 alone, H2 alone and both, one after another")
+        bool, typer.Option("--series", help="Nothing kept, H1 alone, H2 alone and both, one after another.")
     ] = False,
-    page_tokens: Annotated[int, typer.Option(min=2, help="rows of a page")] = 256,
-    cells: Annotated[bool, typer.Option("--cells", help="only the table of bits: contexts x lengths x routes")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    page_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Rows of a page.")] = 256,
+    cells: Annotated[bool, typer.Option("--cells", help="The table of bits: contexts x lengths x routes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Streamed decode beside the link's floor measured in the same run, its device peak, and its bits.
+    """Decode beside the link's floor measured in the same run, its device peak, and its bits.
 
-    With --shared-tokens: one question on a document of made-up rows, then all of them, which share it.
-    With --cells: logits of every step against --residency full, 16 cells a route; exit 1 if any differs."""
+    H1 is history kept in device pages, H2 history kept in headroom: memory beside the pages, given back when needed.
+
+    --series measures both, alone and together; it needs --retained and --headroom-gib.
+
+    --shared-tokens measures one question on a document of made-up rows, then all of them, which share it.
+
+    --requests measures whole requests, with --compare transformers beside it.
+
+    --cells compares logits of every step with --residency full, 16 cells a route; exit 1 if any differs."""
     from common import log
     from common.config import EngineSettings
     from common.errors import UsageError
@@ -100,6 +132,8 @@ def bench_engine(
         raise UsageError(f"--compare {compare!r}: transformers is what can be run beside")
     if requests:
         _refuse_others(context, "--requests brings prompts and answers of its own", REQUESTS_OPTIONS)
+        if model and "geometry" in _given(context):
+            raise UsageError("--model and --geometry are two models: leave out one")
         work = Requests(requests, _pair("--lengths", lengths), _pair("--answers", answers))
         asked = EngineSettings(
             model or geometry, _device(device), concurrency=contexts, dtype=dtype, page_tokens=page_tokens,
@@ -107,7 +141,10 @@ def bench_engine(
         )  # fmt: skip
         found = of_requests(asked, work, beside=bool(compare))
     else:
-        _refuse_others(context, "only --requests has a use for it", set(context.params) - _WORK)
+        if shared_tokens:
+            _refuse_others(context, "--shared-tokens measures streamed decode over made-up rows", SHARED_OPTIONS)
+        if stray := _given(context) & (_WORK - {"requests"}):
+            raise UsageError(f"{_options(stray)} go with --requests N, which is not there: add it, or leave them out")
         settings = BenchSettings(
             geometry=geometry, contexts=contexts, length=length, steps=steps, device=_device(device), dtype=dtype,
             fill=fill, bits=bits, transformers=bool(compare), chunk_tokens=chunk_tokens, host_pool_gib=host_pool_gib,
@@ -126,16 +163,20 @@ def bench_engine(
 
 
 def _series(settings: BenchSettings, as_json: bool) -> None:
-    """Print each series as it is measured."""
+    """Print each series as it is measured; raise ``typer.Exit`` 4 if one was refused."""
+    from common.errors import RefusedError
     from worker.engine.bench_series import SHOWN, series
 
     rows = []
     for row in series(settings):
         rows.append(row)
         if not as_json:
-            typer.echo("  ".join(f"{name} {row[name]}" for name in SHOWN))
+            shown = ("series", "refused") if "refused" in row else SHOWN
+            typer.echo("  ".join(f"{name} {row[name]}" for name in shown))
     if as_json:
         typer.echo(json.dumps({"series": rows}, indent=2))
+    if any("refused" in row for row in rows):
+        raise typer.Exit(RefusedError.exit_code)
 
 
 def _pair(option: str, text: str) -> tuple[int, int]:
@@ -152,13 +193,17 @@ def _refuse_others(context: typer.Context, why: str, heard: set[str]) -> None:
     """An option that would be ignored is refused: ``heard`` are the others."""
     from common.errors import UsageError
 
-    given = {
-        name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-    }
-    ignored = sorted(given - heard)
+    ignored = _given(context) - heard
     if ignored:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in ignored)
-        raise UsageError(f"{why}: leave out {names}")
+        raise UsageError(f"{why}: leave out {_options(ignored)}; with the rest go {_options(heard)}")
+
+
+def _given(context: typer.Context) -> set[str]:
+    return {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+
+
+def _options(names: set[str]) -> str:
+    return ", ".join(sorted("--json" if name == "as_json" else f"--{name.replace('_', '-')}" for name in names))
 
 
 def _cells(settings: BenchSettings, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from worker.inputs import Snapshot
 from worker.machinery import Machinery
 from worker.outbox import Outbox, OutboxBlocked
 from worker.session import Session
+from worker.structures import HeldUp
 
 LOOK_EVERY_S = 0.5
 """The ring's books are summed up and audited this often: beats carry figures of the last half second."""
@@ -30,6 +31,7 @@ class Figures:
         self._session = session
         self._log = log.get("worker")
         self._ring = RingReport()
+        self._held_up: HeldUp | None = None
         self._look_at = 0.0
         self._tidy_at = 0.0
 
@@ -38,7 +40,8 @@ class Figures:
         if built is None:
             return Snapshot()
         entries, size = built.producer.credit()
-        return Snapshot(self._ring, entries, size, built.engine.steps, built.engine.layers, built.engine.tokens)
+        engine = built.engine
+        return Snapshot(self._ring, entries, size, engine.steps, engine.layers, engine.tokens, self._held_up)
 
     def look(self, built: Machinery, now: float) -> None:
         """Sum up, audit and export, if it is time."""
@@ -79,6 +82,7 @@ class Figures:
 
     def _export_engine(self, built: Machinery) -> None:
         out, engine = self._metrics, built.engine.figures()
+        self._held_up = engine.held_up
         out.advance(out.tokens_generated, engine.tokens)
         out.advance(out.staged_bytes, engine.staged_bytes)
         out.advance(out.written_back_bytes, engine.written_back_bytes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from common.messages import LineRef, ModelInfo, RingReport
-from worker.structures import Outcome, Prepared
+from worker.structures import HeldUp, Outcome, Prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class Snapshot:
     steps: int = 0
     layers: int = 0
     tokens: int = 0
+    held_up: HeldUp | None = None
 
 
 @dataclass(frozen=True, slots=True)

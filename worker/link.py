@@ -15,7 +15,10 @@ from common.config import KeySettings
 from common.errors import PeerFault, RefusedError
 from worker.inputs import LinkLost, LinkReady, Received
 
-WRONG_KEY = "check --keys: the folder must hold the broker's server.key and a client key that it lets in"
+WRONG_KEY = (
+    "check --keys: the folder must hold the broker's server.key and a client key that it lets in; one that was revoked "
+    "must be replaced (haulier keys add NAME)"
+)
 
 
 class Link:

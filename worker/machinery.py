@@ -118,8 +118,8 @@ def _real(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable
     producer, consumer = _ring(settings, loaded.device.torch_device.index if loaded.device.kind == "cuda" else None)
     engine = Engine(loaded, consumer, settings.engine, finish, admit)
     print_ = fingerprint(source, f"{loaded.dtype} {settings.engine.residency} {loaded.device.kind}")
-    page_tokens = settings.engine.page_tokens if engine.fit.longs else 0
-    return _machinery(settings, producer, engine, codec, print_, engine.fit.concurrency, loaded.stop_ids, page_tokens)
+    sharing = (settings.engine.page_tokens, engine.fit.short_rows) if engine.fit.longs else (0, 0)
+    return _machinery(settings, producer, engine, codec, print_, engine.fit.concurrency, loaded.stop_ids, sharing)
 
 
 def _machinery(
@@ -130,13 +130,15 @@ def _machinery(
     print_: str,
     concurrency: int,
     stop_ids: tuple[int, ...],
-    page_tokens: int = 0,
+    sharing: tuple[int, int] = (0, 0),
 ) -> Machinery:
+    """``sharing``: tokens of a page, and of each request's own part, as the engine has room for them."""
     name, context = settings.engine.model, settings.engine.context_tokens
     serving = Serving(name, context, codec.vocabulary, stop_ids)
     model = ModelInfo(name, print_, context)
     drafting = settings.engine.draft_tokens > 0
-    preparer = Preparer(codec, serving, f"fp_{print_[:16]}", SystemClock(), page_tokens, drafting=drafting)
+    page, own_rows = sharing
+    preparer = Preparer(codec, serving, f"fp_{print_[:16]}", SystemClock(), page, own_rows=own_rows, drafting=drafting)
     return Machinery(model, concurrency, producer.memory.capacity_bytes, producer, engine, preparer)
 
 

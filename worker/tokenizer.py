@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from common.errors import RefusedError
 from common.messages import LineRef
 from worker import request_rules as rules
 from worker import responses
-from worker.prefixes import Prefixes
+from worker.prefixes import Prefixes, own_too_long
 from worker.request_rules import Asked, RequestError, Serving
 from worker.structures import Finished, Outcome, Prepared, Request, TokenizeJob
 
@@ -85,7 +86,8 @@ class HubCodec:
 
 class Preparer:
     """Lines to requests, results to bodies. ``page_tokens``: prompts share their beginnings in whole pages of so many
-    tokens; 0 for not at all (H5). ``drafting`` keeps prompts on the host for the engine. One thread."""
+    tokens; 0 for not at all (H5). ``own_rows`` is the room of each that shares for its own part; 0: whole histories.
+    ``drafting`` keeps prompts on the host for the engine. One thread."""
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class Preparer:
         clock: Clock,
         page_tokens: int = 0,
         *,
+        own_rows: int = 0,
         drafting: bool = False,
     ) -> None:
         self._codec = codec
@@ -102,6 +105,8 @@ class Preparer:
         self._fingerprint = fingerprint
         self._clock = clock
         self._prefixes = Prefixes(page_tokens)
+        self._page, self._own_rows = page_tokens, own_rows
+        self._warned: deque[str] = deque(maxlen=limits.PREFIX_JOBS_MAX_COUNT)
         self._drafting = drafting
 
     def prepare(self, jobs: Sequence[TokenizeJob]) -> list[Prepared | Outcome]:
@@ -144,6 +149,20 @@ class Preparer:
             for one, prefix in zip(ones, self._prefixes.share(name, [one.token_ids for one in ones]), strict=True):
                 if prefix is not None:
                     done[one.request.ref] = one._replace(request=one.request._replace(shared=prefix))
+            self._warn(name, [found.request for one in ones if isinstance(found := done[one.request.ref], Prepared)])
+
+    def _warn(self, job: str, requests: Sequence[Request]) -> None:
+        """Once a job, when its lines could share and have no room for it: which setting would give it."""
+        lost = [one.own_tokens for one in requests if self._own_rows and own_too_long(one, self._own_rows)]
+        if not lost or job in self._warned:
+            return
+        self._warned.append(job)
+        most = -(-max(lost) // self._page) * self._page
+        log.get("tokenizer").warning(
+            "sharing_lost", job=job, lines=len(lost), of=len(requests), own_part_needs_tokens=max(lost),
+            own_tokens_hold=self._own_rows, remedy=f"set --own-tokens to {most} or more: these lines run alone, in the "
+            "whole histories of --shared-histories",
+        )  # fmt: skip
 
     def _checked(self, job: TokenizeJob, asked: Asked, ids: Sequence[int]) -> Prepared | Outcome:
         try:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from broker import effects as do
 from broker.inputs import ClosedJob, Now
+from broker.jobs import cut_short
 from broker.state import ENDED, OPEN, WAITING, Fact, Job, KnownWorker, Line, State, Window
 from broker.store import JOB, job_of
 from common.errors import InvariantError, RefusedError
@@ -143,13 +144,14 @@ class MemoryStore:
         self._undo.append((table, key, table.get(key, _ABSENT)))
         table[key] = value
 
-    def end_waiting(self, job: Job, code: str, message: str, count: int, at: float) -> tuple[int, bool]:
+    def end_waiting(self, job: Job, code: str, words: str, count: int, at: float) -> tuple[int, bool]:
         start = self._end_from.get(job.number, 0)
         waiting = [row for row in self.disk.lines[job.number].values() if row.idx >= start and row.state == WAITING][
             :count
         ]
         for place, row in enumerate(waiting):
             seq = job.failed + place
+            message = cut_short(words, row.attempt)
             self._end(do.StoreResult(job.number, row.idx, 1, seq, row.attempt, 0, code, message, 0, 0, "", b"", at))
         full = len(waiting) == count
         self._end_from[job.number] = waiting[-1].idx + 1 if full else 0

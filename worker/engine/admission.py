@@ -30,13 +30,13 @@ class Reason(StrEnum):
     FLOOR = "floor of an admitted context"
     OWN = "own page outside the window"
     FREE = "free page"
-    WHOLE = "free run for a whole history"
+    WHOLE = "room for the whole history in one piece"
     BORROWED = "borrowed page reclaimed"
     ABOVE_TARGET = "page above target reclaimed"
     IDLE = "whole idle context reclaimed"
     SHRINK = "own oldest page, tail kept hot"
     LEFT = "context left"
-    MOVED = "moved into a whole run"
+    MOVED = "moved to lie in one piece"
 
 
 RECLAIMING = (Reason.BORROWED, Reason.ABOVE_TARGET, Reason.IDLE)

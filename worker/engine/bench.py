@@ -17,7 +17,7 @@ import torch
 from common.config import GIB, EngineSettings
 from common.errors import InvariantError, UsageError
 from common.limits import HEADROOM_RESERVE_BYTES
-from worker.engine.admission import PagePool
+from worker.engine.admission import FLOOR_PAGES, PagePool
 from worker.engine.cells import CONTEXT_PAGES, ROUTES, Row, table
 from worker.engine.contexts import StepPlan
 from worker.engine.device import Device, QueueName
@@ -108,8 +108,23 @@ class Run:
     """Headroom in use at the end of the measured steps."""
 
 
+def retained_pages(settings: BenchSettings) -> int:
+    """Device pages that ``--retained`` keeps. Raises ``UsageError`` when they are fewer than the contexts' floors."""
+    page, answer = settings.page_tokens, settings.answer_tokens
+    whole = rounded_up(settings.length + answer, page) // page
+    pages, floor = round(settings.retained * settings.contexts * whole), min(FLOOR_PAGES, whole)
+    if settings.retained and pages < settings.contexts * floor:
+        share, length = math.ceil(100 * floor / whole) / 100, math.ceil(FLOOR_PAGES / settings.retained) * page - answer
+        raise UsageError(
+            f"--retained {settings.retained} of {settings.contexts} contexts of {whole} pages is {pages}, each needs "
+            f"{floor}: set --retained to {share} or more, --length to {length} or more, or lower --page-tokens"
+        )
+    return pages
+
+
 def bench(settings: BenchSettings) -> dict[str, Any]:
-    """Measure. Raises ``RefusedError`` when it does not fit, naming the setting."""
+    """Measure. Raises ``RefusedError`` or ``UsageError`` when it does not fit, naming the setting."""
+    retained_pages(settings)
     device = open_device(settings.device)
     cuda = device.torch_device.type == "cuda"
     dtype = dtype_of(settings, device)
@@ -271,8 +286,9 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     ring_bytes = 1 << max(16, math.ceil(math.log2(8 * settings.contexts * settings.length)))
     local = LocalEngine(loaded, engine_settings, ring_bytes=ring_bytes, watch=watch)
     engine = local.engine
+    if engine.fit.pages < (pages := retained_pages(settings)):
+        raise UsageError(f"--device-pages-gib holds {engine.fit.pages} of {pages} pages of --retained: raise it")
     if settings.retained and engine.scheduler.kept.retention is not None:
-        pages = round(settings.retained * settings.contexts * engine.fit.context_rows / engine.fit.page_rows)
         engine.scheduler.kept.retention = Retention(PagePool(pages), engine.fit.page_rows)
     engine.scheduler.turns = None  # all decode together in every series
     if engine.drafts is not None:

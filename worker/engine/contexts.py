@@ -39,6 +39,8 @@ class Context:
     ended: bool = False
     waits: str = ""
     """Why it is not admitted, or not brought in for its turn, with numbers; empty when it may run."""
+    passed_by: int = 0
+    """How many were admitted before it while it was the first of those waiting."""
     shared: Context | None = None
     """The history that it shares and starts behind; None runs by itself."""
     story: Story = field(default_factory=Story)

@@ -24,6 +24,8 @@ class DraftText:
 
     def __init__(self, prompt: array[int]) -> None:
         self._bytes = bytearray(prompt.tobytes())
+        self.stages = self.proposed = self.taken = 0
+        """Decode stages with it; tokens proposed in them, and taken."""
 
     def __len__(self) -> int:
         return len(self._bytes) // _WIDTH
@@ -103,15 +105,24 @@ class Drafts:
     def landed(self, number: int, ids: Sequence[int], sampled: Sequence[int]) -> Sequence[int]:
         """What the model sampled behind each of ``ids`` (empty: the prompt's end): the tokens that count."""
         count = confirmed(ids[1:], sampled)
-        if ids:
-            self.stages += 1
-            self.proposed += len(ids) - 1
-            self.taken += count
         tokens = sampled[: count + 1]
-        if number in self._texts:
-            self._texts[number].add(tokens)
+        text = self._texts.get(number)
+        if text is not None:
+            text.add(tokens)
+        for book in (self, text) if ids else ():
+            if book is not None:
+                book.stages += 1
+                book.proposed += len(ids) - 1
+                book.taken += count
         return tokens
 
-    def end(self, number: int) -> None:
-        """The request is over."""
-        self._texts.pop(number, None)
+    def end(self, number: int) -> str:
+        """The request is over; for its story, what drafts did for it: empty if it never decoded."""
+        text = self._texts.pop(number, None)
+        if text is None or not text.stages:
+            return ""
+        tokens, passes = text.stages + text.taken, "1 pass" if text.stages == 1 else f"{text.stages} passes"
+        return (
+            f"drafts: {tokens} tokens in {passes}, {tokens / text.stages:.2f} a pass; "
+            f"{text.taken} of {text.proposed} proposed tokens taken"
+        )

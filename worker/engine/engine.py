@@ -340,14 +340,13 @@ class Engine:
         """Say how a request ended, once; its memory waits for what is in flight (L8)."""
         del self._contexts[context.request.ref]
         answer = self._answers.pop(context.number)
-        if self.drafts is not None:
-            self.drafts.end(context.number)
+        drafted = "" if self.drafts is None else self.drafts.end(context.number)
         self.scheduler.end(context)
         if context.in_flight:
             self.transport.revoke(context.number)
         else:
             self.prompts.read(context)
-        told = context.story.told(time.monotonic(), context.served.words(self.loaded.geometry.token_bytes))
+        told = context.story.told(time.monotonic(), context.served.words(self.loaded.geometry.token_bytes), drafted)
         self._on_finished(Finished(context.request, tuple(answer.token_ids), reason, "", answer.text_chars, told))
 
     @property
@@ -366,7 +365,7 @@ class Engine:
             tuple((reason.value, pages) for reason, pages in pool.moved.copy().items()),
             self.turns.predicted_s, self.turns.measured_s, self.headroom_bytes, *self.headroom.figures(),
             len(scheduler.shared), scheduler.shared.members, self.spared_bytes,
-            *(self.drafts.counts if self.drafts is not None else ()),
+            *(self.drafts.counts if self.drafts is not None else (0, 0, 0)), scheduler.held_up,
         )  # fmt: skip
 
     # -- start and end --------------------------------------------------------------------------------------------

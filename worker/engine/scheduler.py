@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Protocol
 
 from common.errors import InvariantError
+from common.limits import PASSED_BY_MAX_COUNT
 from worker.engine.contexts import Context, Joined, Prefetch, Share, StepPlan
 from worker.engine.drafts import Drafts
 from worker.engine.fit import Fit, rounded_up
@@ -20,13 +22,10 @@ from worker.engine.kept import Kept
 from worker.engine.quantum import Quantum
 from worker.engine.retention import Placement, Retention
 from worker.engine.segments import SegmentBook
-from worker.engine.shared import SharedHistories, SharedHistory, order
+from worker.engine.shared import WHOLE_SEGMENTS, SharedHistories, SharedHistory, Wait, order
 from worker.engine.story import Story, moves
 from worker.engine.turns import Decoding
-from worker.structures import Request
-
-Wait = tuple[str, str]
-"""Why a request waits: the kind of reason, and its words with numbers."""
+from worker.structures import HeldUp, Request
 
 
 class Planner(Protocol):
@@ -65,6 +64,8 @@ class Scheduler:
         """Rows of every new context's history that are there already: for measuring decode over histories made up."""
         self.waits: Counter[str] = Counter()
         """Steps planned while the first of those waiting did, by reason; or, of ``turn``, while one running did."""
+        self.held_up: HeldUp | None = None
+        """The first of those waiting at the last plan, if it waited, and why; any thread may read it."""
         self._step, self._now = -1, 0.0
 
     @property
@@ -148,7 +149,9 @@ class Scheduler:
                 continue
             history = self.shared.of(context)
             if history is not None and not history.readable(step):
-                self._note(context, "waited for its shared history to be prefilled")
+                mine = self.shared.brought(context, history)
+                who = "prefilled" if mine else "waited for another request to prefill"
+                self._note(context, f"{who} the {context.base} tokens that it shares")
                 rows = min(history.context.prompt_tokens - history.context.prefilled, budget)
                 if rows and history.context.number not in {share.context.number for share in found}:
                     found.append(self._prefill(history.context, rows))
@@ -277,12 +280,34 @@ class Scheduler:
                 self.waits[reason[0]] += 1
                 context.waits = reason[1]
                 self._note(context, f"waited for {reason[0]}: {reason[1]}")
+                self.held_up = HeldUp(context.request.ref, f"{reason[0]}: {reason[1]}")
+                return admitted + (self._pass_by(context, step) if reason[0] == WHOLE_SEGMENTS else [])
+            admitted.append(self._admitted(context))
+        self.held_up = None
+        return admitted
+
+    def _admitted(self, context: Context) -> Context:
+        context.waits = ""
+        lost = self.shared.lost(context)
+        self._note(context, f"admitted to run alone: {lost}" if lost else "admitted")
+        self.waiting.remove(context)
+        self.running.append(context)
+        return context
+
+    def _pass_by(self, head: Context, step: int) -> list[Context]:
+        """``head`` waits for a whole segment: those behind it that need none run, so many at most that it is not kept
+        waiting for ever by those who read the history that it waits for."""
+        admitted: list[Context] = []
+        for context in list(islice(self.waiting, 1, 1 + PASSED_BY_MAX_COUNT)):
+            if head.passed_by >= PASSED_BY_MAX_COUNT:
                 break
-            context.waits = ""
-            self._note(context, "admitted")
-            self.waiting.popleft()
-            self.running.append(context)
-            admitted.append(context)
+            reason = self._start(context, step)
+            if reason is not None and reason[0] != WHOLE_SEGMENTS:
+                break
+            if reason is None:
+                head.passed_by += 1
+                context.story.reached_head(step)
+                admitted.append(self._admitted(context))
         return admitted
 
     def _start(self, context: Context, step: int) -> Wait | None:
@@ -291,6 +316,9 @@ class Scheduler:
             return "segments", f"all {self.segments.count} segments of the host pool are owned"
         asked = self.shared.asked(context)
         one = None if asked is None else self.shared.find(asked)
+        long = rounded_up(context.most_rows, self._fit.page_rows) > self._fit.own_rows
+        if long and one is None and not self.shared.has_room():
+            return self.shared.whole_wait(context)
         reason = self._slot_wait(context, asked.tokens if asked is not None and one is not None and one.members else 0)
         if reason is not None:
             return reason
@@ -306,17 +334,12 @@ class Scheduler:
             if not self.shared.idle(one):
                 return "device pages", words
             self.shared.let_go(one, self.kept, step)  # alone it needs no more than its own
-        return self._start_alone(context, step)
+        return self._start_alone(context, long, step)
 
-    def _start_alone(self, context: Context, step: int) -> Wait | None:
-        rows = context.most_rows
-        long = rounded_up(rows, self._fit.page_rows) > self._fit.own_rows
-        if long and not self.shared.room(self.kept, step):
-            return "whole segments", (
-                f"needs {rows} rows, more than the {self._fit.own_rows} of --own-tokens; all {self.segments.longs} "
-                "whole segments of --shared-histories are owned"
-            )
-        words = self.kept.admit(context.number, rows, step)
+    def _start_alone(self, context: Context, long: bool, step: int) -> Wait | None:
+        if long:
+            self.shared.room(self.kept, step)
+        words = self.kept.admit(context.number, context.most_rows, step)
         if words is not None:
             return "device pages", words
         context.page = self.segments.take(long=long)
@@ -334,10 +357,10 @@ class Scheduler:
         """Once, with its first own rows: how much it need not compute."""
         if one is None or context.prefilled > context.base:
             return
-        mine = (context.entry, context.offset) == (one.context.entry, one.context.offset)
-        by = "it" if mine else "another request"
+        by = "this request" if self.shared.brought(context, one) else "another request"
         others = len(one.members) - 1
-        self._note(context, f"shares {context.base} tokens with {others} others, prefilled by {by}")
+        words = f"{others} other{'' if others == 1 else 's'}"
+        self._note(context, f"shares {context.base} tokens with {words}, prefilled by {by}")
 
     @staticmethod
     def _decodes(context: Context) -> bool:

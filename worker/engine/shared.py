@@ -14,10 +14,16 @@ from dataclasses import dataclass, field
 
 from common.errors import InvariantError
 from worker.engine.contexts import Context, Joined, Share
-from worker.engine.fit import Fit, rounded_up
+from worker.engine.fit import Fit
 from worker.engine.kept import Kept
 from worker.engine.segments import SegmentBook
+from worker.prefixes import own_too_long
 from worker.structures import Sampling, SharedPrefix
+
+Wait = tuple[str, str]
+"""Why a request waits: the kind of reason, and its words with numbers."""
+WHOLE_SEGMENTS = "whole segments"
+"""The kind of a wait for a long segment: those that need none may pass."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +70,11 @@ class SharedHistories:
         key = context.request.shared.key if context.shared is not None and context.request.shared is not None else ""
         return self._held.get(key)
 
+    @staticmethod
+    def brought(context: Context, one: SharedHistory) -> bool:
+        """Whether it is prefilled from this member's prompt."""
+        return (context.entry, context.offset) == (one.context.entry, one.context.offset)
+
     @property
     def reserved(self) -> int:
         """Rows that histories with members take in a staging slot, once for all of these."""
@@ -74,13 +85,17 @@ class SharedHistories:
         asked, page = context.request.shared, self._fit.page_rows
         if asked is None or not self._segments.longs:
             return None
-        own = rounded_up(context.most_rows - asked.tokens, page)
         fits = 0 < asked.tokens < context.prompt_tokens and asked.tokens % page == 0
-        return asked if fits and asked.tokens <= self._fit.context_rows and own <= self._fit.own_rows else None
+        fits = fits and not own_too_long(context.request, self._fit.own_rows)
+        return asked if fits and asked.tokens <= self._fit.context_rows else None
 
     def find(self, asked: SharedPrefix) -> SharedHistory | None:
         """The history that is meant, if it is held."""
         return self._held.get(asked.key)
+
+    def has_room(self) -> bool:
+        """Whether a long segment is free, or held for nobody who reads it."""
+        return self._segments.free_longs > 0 or any(self.idle(one) for one in self._held.values())
 
     def room(self, kept: Kept, step: int) -> bool:
         """Whether a long segment is free, if need be by letting go of what nobody reads, least recently used first."""
@@ -131,6 +146,22 @@ class SharedHistories:
         for one in list(self._held.values()):
             if self.idle(one):
                 self.let_go(one, kept, step)
+
+    def lost(self, context: Context) -> str:
+        """Why it cannot share what others share, and with which numbers; empty if it can, or nobody does."""
+        own = context.request.own_tokens
+        if not own_too_long(context.request, self._fit.own_rows):
+            return ""
+        return f"own part needs {own} tokens, --own-tokens holds {self._fit.own_rows}"
+
+    def whole_wait(self, context: Context) -> Wait:
+        """It needs a long segment, and none is free."""
+        shared, rows = context.request.shared, context.most_rows
+        words = self.lost(context)
+        if not words and shared is not None:
+            words = f"the {shared.tokens} tokens it shares need one"
+        words = words or f"needs {rows} tokens and shares none, --own-tokens holds {self._fit.own_rows}"
+        return WHOLE_SEGMENTS, f"{words}; all {self._segments.longs} of --shared-histories are owned"
 
     def let_go(self, one: SharedHistory, kept: Kept, step: int) -> None:
         """Its segment and device pages are free; refused while anyone reads it."""

@@ -57,8 +57,6 @@ def shared_bench(settings: BenchSettings, shared_tokens: int) -> dict[str, Any]:
         raise UsageError(
             f"--shared-tokens {shared_tokens} must be one or more whole pages of --page-tokens {settings.page_tokens}"
         )
-    if settings.retained:
-        raise UsageError("--shared-tokens measures the streamed route: leave out --retained")
     device = open_device(settings.device)
     dtype = dtype_of(settings, device)
     own_tokens = settings.length + _answer_tokens(settings)

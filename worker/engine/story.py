@@ -14,6 +14,9 @@ from itertools import takewhile
 from common.limits import NOTE_MAX_CHARS, NOTES_MAX_COUNT
 from worker.engine.admission import Decision
 
+_LAST_LINES = 4
+"""What was left out, two sums, and the end."""
+
 
 @dataclass(slots=True)
 class Noted:
@@ -28,7 +31,7 @@ class Noted:
     def text(self) -> str:
         steps = f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
         pages = f", {self.pages} device page{'s' if self.pages > 1 else ''}" if self.pages else ""
-        return f"{self.seconds:.2f} s, {steps}: {self.words}{pages}"[:NOTE_MAX_CHARS]
+        return _cut(f"{self.seconds:.2f} s, {steps}: {self.words}{pages}")
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +49,7 @@ class Story:
         last = self._notes[-1] if self._notes else None
         if last is not None and last.words == words and not self._left_out:
             last.last, last.pages = step, last.pages + pages
-        elif len(self._notes) < NOTES_MAX_COUNT - 2:
+        elif len(self._notes) < NOTES_MAX_COUNT - _LAST_LINES:
             self._notes.append(Noted(now - self.arrived, step, step, words, pages))
         else:
             self._left_out += 1
@@ -57,14 +60,21 @@ class Story:
             self._notes.append(Noted(0.0, self.since, step - 1, "waited behind other requests"))
         self._reached = True
 
-    def told(self, now: float, served: str = "") -> str:
-        """All of it, one note a line, at the request's end; ``served`` says where its history came from."""
+    def told(self, now: float, *sums: str) -> str:
+        """All of it, one note a line, at the request's end; ``sums``, two at most, say where its history came from and
+        what drafts did for it; empty ones say nothing."""
         lines = [one.text() for one in self._notes]
         if self._left_out:
             lines.append(f"{self._left_out} later notes left out")
-        if served:
-            lines.append(served)
-        return "\n".join([*lines, f"{now - self.arrived:.2f} s: ended"])
+        return "\n".join([*lines, *filter(None, sums), f"{now - self.arrived:.2f} s: ended"])
+
+
+def _cut(text: str) -> str:
+    """A note that is too long ends behind a whole word."""
+    if len(text) <= NOTE_MAX_CHARS:
+        return text
+    end = text.rfind(" ", NOTE_MAX_CHARS // 2, NOTE_MAX_CHARS - 3)
+    return f"{text[: end if end > 0 else NOTE_MAX_CHARS - 4]} ..."
 
 
 def fresh(records: Sequence[Decision], told: int) -> list[Decision]:

@@ -184,7 +184,7 @@ def test_a_lines_story_is_told_in_order_from_what_was_written_down(disk: Disk) -
     told = ask(disk, messages.Explain(1, JOB, "c1")).told
     assert told[0] == "line 2 of the input; given out 2 times"
     assert told[1].startswith("1970-01-01 00:00:10 attempt 1 on w-1: its session ended")
-    assert told[2] == "1 workers died while they ran it alone"
+    assert told[2] == "1 worker died while running it alone"
     assert told[3].startswith("now: it waits: no worker")
     store(disk, ok(1, 0))
     assert ask(disk, messages.Explain(1, JOB, "c1")).told[-1].endswith("attempt 1 on w is an output line, status 200")
@@ -192,12 +192,12 @@ def test_a_lines_story_is_told_in_order_from_what_was_written_down(disk: Disk) -
 
 def test_what_a_line_waited_for_in_its_worker_is_told_in_order(disk: Disk) -> None:
     """haulier explain JOB c1: the notes that came with its result, one a row, before the end they explain; what a
-    terminal would obey is left out, however much a worker sends."""
+    terminal would obey is escaped, however much a worker sends."""
     notes = "0.00 s, steps 1-9: waited for segments: all 3 are owned\n0.90 s, step 10: \x1b[2Jadmitted\n\n" + "x\n" * 99
     store(disk, ok(1, 0)._replace(notes=notes))
     told = ask(disk, messages.Explain(1, JOB, "c1")).told
     first = told.index("attempt 1 in its worker: 0.00 s, steps 1-9: waited for segments: all 3 are owned")
-    assert told[first + 1] == "attempt 1 in its worker: 0.90 s, step 10: [2Jadmitted"
+    assert told[first + 1] == "attempt 1 in its worker: 0.90 s, step 10: \\x1b[2Jadmitted"
     assert told[-1].endswith("attempt 1 on w is an output line, status 200")
     assert len(told) <= limits.NOTES_MAX_COUNT + 2
     fetched, _ = fetch(disk)
@@ -239,11 +239,25 @@ def test_where_a_line_is_now_and_what_its_worker_said_last(disk: Disk) -> None:
     assert explained(disk, "c1")[-1].endswith("its engine had not taken the line in")
     feed(disk.state, came(beat(session, steps=12, tokens=160, running=(ref,))), later(2))
     assert explained(disk, "c1", 2.5)[-1] == (
-        "now: w said 0.5 s ago: ready, step 12, 30.0 tokens/s, 1 lines running, 1 held; its engine runs the line"
+        "now: w said 0.5 s ago: ready, step 12, 30.0 tokens/s, 1 line running, 1 held; its engine runs the line"
     )
     several = tuple(LineRef(JOB, 100 + number, 1) for number in range(limits.PAGE_MAX_COUNT))
     feed(disk.state, came(beat(session, running=several)), later(3))
     assert "does not say of every line" in explained(disk, "c1")[-1]
+
+
+def test_a_line_that_waits_in_its_engine_is_told_why(disk: Disk) -> None:
+    """A7, in life: a long line waits for room and another behind it: the first is told the numbers, the other what the
+    first waits for, and not how long it is: it may be somebody else's."""
+    session = log_in(disk.state)
+    out(disk, 1, "w")
+    out(disk, 2, "w")
+    head, waits = LineRef(JOB, 1, 1), "slot rows: needs 8 rows of a staging slot, 0 of 40 are free"
+    feed(disk.state, came(beat(session, head=head, waits=waits)))
+    assert explained(disk, "c1")[-1].endswith(f"the line is the first that waits in its engine, for {waits}")
+    assert explained(disk, "c2")[-1].endswith("the first that waits there waits for slot rows")
+    feed(disk.state, came(beat(session)), later(1))
+    assert explained(disk, "c1")[-1].endswith("had not taken the line in"), "control: nothing waits any more"
 
 
 def test_a_line_of_a_worker_that_is_not_back_says_so(disk: Disk) -> None:
@@ -289,7 +303,7 @@ def test_a_jobs_story_counts_its_attempts_and_an_unknown_line_is_refused(disk: D
         disk.store.apply([EndAttempt(1, 1, 1, "w-1", "lost", 10.0), History(5.0, "submitted", JOB, "", "80 bytes")])
     told = ask(disk, messages.Explain(1, JOB, "")).told
     assert "1970-01-01 00:00:05 submitted: 80 bytes" in told
-    assert any(one.startswith("1 attempts ended lost") for one in told)
+    assert any(one.startswith("1 attempt ended lost") for one in told)
     assert told[-1] == "now: no worker is connected"
     assert ask(disk, messages.Explain(1, JOB, "nobody")).code == "no_line"
     assert ask(disk, messages.Explain(1, "elsewhere", "")).code == "no_job"

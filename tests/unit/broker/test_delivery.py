@@ -212,16 +212,45 @@ def test_a_part_of_nothing_closes_the_session() -> None:
     assert said(step, messages.Refused)[0].code == "bad_part"
 
 
-def test_a_cancelled_line_waits_again_and_ends_with_its_job() -> None:
-    """Cancel while running: what was stopped says batch_cancelled, what had finished is output (cases 16)."""
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (12, "the job was cancelled while this line ran; 12 tokens of its answer had been made"),
+        (1, "the job was cancelled while this line ran; 1 token of its answer had been made"),
+        (0, "the job was cancelled while this line was at its worker; no tokens of its answer had been made"),
+    ],
+)
+def test_a_line_that_is_stopped_with_its_job_says_how_far_it_had_come(tokens: int, words: str) -> None:
+    """Cancel while running: what was stopped says batch_cancelled and what was made of it, what had finished is output
+    (cases 16); sent again, because our word was lost, it ends no second time."""
     state, job, session, refs = given(2)
     feed(state, came(messages.CancelJob(9, JOB)))
-    step = feed(state, came(done(session, result(refs[0]), result(refs[1], "cancelled", b"", status_code=0))))
-    assert verdict(step) == ("stored", "known")
-    assert [write.idx for write in wrote(step, ReturnLine)] == [refs[1].index]
-    feed(state, WaitingEnded(JOB, 1, False))
+    stopped = result(refs[1], "cancelled", b"", status_code=0, completion_tokens=tokens, notes="admitted")
+    step = feed(state, came(done(session, result(refs[0]), stopped)))
+    assert verdict(step) == ("stored", "stored")
+    assert wrote(step, ReturnLine) == []
+    end = wrote(step, StoreResult)[-1]
+    assert (end.idx, end.kind, end.code, end.message, end.status_code) == (
+        refs[1].index,
+        1,
+        "batch_cancelled",
+        words,
+        0,
+    )
+    assert (end.completion_tokens, end.body, end.notes) == (tokens, b"", "admitted")
+    feed(state, WaitingEnded(JOB, 0, False))
     feed(state, DISK)
     assert (job.status, job.completed, job.failed) == ("cancelled", 1, 1)
+
+
+def test_a_line_that_is_stopped_in_a_job_that_goes_on_waits_again() -> None:
+    """The control: an old CANCEL, answered when nobody wants it any more."""
+    state, job, session, refs = given(1)
+    step = feed(state, came(done(session, result(refs[0], "cancelled", b"", status_code=0))))
+    assert verdict(step) == ("known",)
+    assert [write.idx for write in wrote(step, ReturnLine)] == [refs[0].index]
+    assert wrote(step, StoreResult) == []
+    assert job.failed == 0
 
 
 def test_cancelled_by_somebody_who_does_not_hold_it_changes_nothing() -> None:

@@ -238,7 +238,7 @@ def test_a_window_that_ends_expires_the_job() -> None:
     assert job.status == "in_progress"
     feed(state, Tick(10**12), later(60))
     assert job.status == "expiring"
-    assert jobs.NEVER_RAN["expiring"][0] == "batch_expired"
+    assert jobs.ENDS_LINES["expiring"][0] == "batch_expired"
     feed(state, WaitingEnded(JOB, 2, False))
     feed(state, Tick(10**12), later(61))
     assert job.status == "expired"
@@ -320,3 +320,10 @@ def test_an_input_that_stopped_coming_gives_its_disk_back() -> None:
     saved = wrote(step, SaveJob)[-1].job
     assert (saved.status, "nothing more of its input came for 24 hours" in saved.reason) == ("expired", True)
     assert said(feed(state, came(other), late), messages.Need)
+
+
+def test_a_line_that_ends_with_its_job_is_told_what_is_known_of_it() -> None:
+    """In life: a job is cancelled with lines in every place; of those nobody answers for, only that they were out."""
+    assert jobs.cut_short("it ended", 0) == "it ended before this line ran"
+    assert jobs.cut_short("it ended", 1) == "it ended before this line had an answer; it had been given out once"
+    assert jobs.cut_short("it ended", 3).endswith("it had been given out 3 times")

@@ -10,7 +10,7 @@ import pytest
 from broker import scheduler
 from broker.effects import SendBatch
 from broker.inputs import Loaded, Tick
-from broker.state import Line
+from broker.state import Line, Window
 from common import limits, messages
 from common.messages import ModelInfo
 from tests.unit.broker.kit import JOB, MODEL, beat, came, done, feed, fresh, give, log_in, result, running_job
@@ -191,8 +191,25 @@ def test_lines_wait_for_a_worker_that_serves_their_model_and_say_so() -> None:
     assert {ref.job for ref in give(state, session)} == {OTHER}
     assert "no worker serves model 'big'; served are: m" in scheduler.why_waiting(state, job)
     assert scheduler.why_waiting(state, other) == ""
+    assert "started with --model big, or the job is cancelled" in scheduler.why_waiting(state, job)
     give(state, session, models=(MODEL, ModelInfo("big", "f", 10)), assignment=1)
     assert len(job.assigned) == 2
+
+
+def test_a_model_that_nobody_serves_is_told_before_what_passes_by_itself() -> None:
+    """In life: --lenient and one line with a slip of the pen in body.model: the others wait because all are busy, this
+    one for ever. Each line is told its own reason, and the job the one that needs somebody."""
+    state = fresh()
+    job = running_job(state, 9)
+    job.windows["typo"] = Window("typo", exhausted=True)
+    job.windows["typo"].add(Line(20, "u", "typo", 0, 1))
+    session = log_in(state)
+    give(state, session, lines=1)
+    assert "no worker serves model 'typo'; served are: m" in scheduler.why_waiting(state, job)
+    assert "no worker serves model 'typo'" in scheduler.why_waiting(state, job, "typo")
+    assert scheduler.why_waiting(state, job, "m") == "all workers are busy"
+    job.windows["typo"].drop(20)
+    assert scheduler.why_waiting(state, job) == "all workers are busy", "control: no line asks for it any more"
 
 
 def test_reasons_in_words() -> None:

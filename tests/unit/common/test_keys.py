@@ -149,3 +149,19 @@ def test_a_secret_that_others_can_read_is_told(tmp_path: Path) -> None:
     folder.chmod(0o700)
     assert keys.exposed(folder) == ""
     assert keys.exposed(tmp_path / "none") == ""
+
+
+def test_who_revokes_is_told_which_folder_is_worth_nothing(tmp_path: Path) -> None:
+    """In life: a key leaked: its folder goes, and a new one of the same name can be made. A folder that somebody put
+    back is not taken for a live key."""
+    keys.init(tmp_path)
+    bundle = keys.add(tmp_path, "bob")
+    assert keys.revoke(tmp_path, "bob") == bundle
+    assert not bundle.exists()
+    bundle.mkdir()
+    with pytest.raises(RefusedError, match="delete that folder"):
+        keys.add(tmp_path, "bob")
+    bundle.rmdir()
+    assert keys.add(tmp_path, "bob") == bundle
+    assert keys.revoke(tmp_path, keys.FIRST_NAME) == tmp_path / "client.key_secret"
+    assert keys.load_server(tmp_path), "control: the broker's own keys stay"

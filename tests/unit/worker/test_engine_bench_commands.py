@@ -93,9 +93,49 @@ def test_requests_beside_transformers_are_one_json_object() -> None:
     assert json.loads(done.stdout[done.stdout.index("{\n") :])["of_generate"] > 0
 
 
-@pytest.mark.parametrize("extra", [["--requests", "2", "--steps", "3"], ["--lengths", "3:4"]])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--requests", "2", "--steps", "3"],
+        ["--lengths", "3:4"],
+        ["--requests", "2", "--model", "m", "--geometry", "tiny"],
+        ["--requests", "2", "--series"],
+        ["--shared-tokens", "64", "--retained", "0.5"],
+        ["--shared-tokens", "64", "--draft-tokens", "3"],
+        ["--shared-tokens", "64", "--headroom-gib", "1"],
+        ["--shared-tokens", "64", "--fill", "random"],
+        ["--shared-tokens", "64", "--compare", "transformers"],
+        ["--shared-tokens", "64", "--series"],
+    ],
+)
 def test_an_option_that_would_be_ignored_is_refused(extra: list[str]) -> None:
     """Nobody waits for a figure that is not of what was asked."""
     done = CliRunner().invoke(_app(), ["engine", *extra])
     assert isinstance(done.exception, UsageError)
-    assert extra[-2] in str(done.exception)
+    option = extra[-1] if extra[-1].startswith("--") else extra[-2]
+    assert option in str(done.exception)
+
+
+def test_a_series_says_which_options_belong_to_it() -> None:
+    """In life: --series with one of the two: the other is named."""
+    for given, lacks in ((["--retained", "0.5"], "--headroom-gib N"), (["--headroom-gib", "1"], "--retained SHARE")):
+        done = CliRunner().invoke(_app(), ["engine", "--series", "--length", "8", *given])
+        assert isinstance(done.exception, UsageError)
+        assert f"say {lacks}" in str(done.exception)
+
+
+def test_a_series_goes_on_behind_a_row_that_is_refused() -> None:
+    """In life: two pages of history each, of which a third is kept: H1 has no room for its floors, and H2 has."""
+    asked = ["engine", "--series", "--length", "20", "--steps", "2", "--device", "cpu", "--contexts", "2", "--no-bits"]
+    asked += ["--page-tokens", "32", "--retained", "0.3", "--headroom-gib", "1", "--headroom-reserve-gib", "0"]
+    done = CliRunner().invoke(_app(), [*asked, "--json"])
+    assert done.exit_code == 4, done.output
+    rows = json.loads(done.stdout[done.stdout.index("{\n") :])["series"]
+    assert [(row["series"], "refused" in row) for row in rows] == [
+        ("streamed", False),
+        ("H1", True),
+        ("H2", False),
+        ("H1+H2", True),
+    ]
+    assert "--retained" in rows[1]["refused"]
+    assert "series H1  refused --retained" in CliRunner().invoke(_app(), asked).stdout

@@ -17,7 +17,7 @@ from common.metrics import Metrics
 from worker import machinery
 from worker.figures import LOOK_EVERY_S, Figures
 from worker.outbox import Outbox
-from worker.structures import EngineFigures, Request, Sampling
+from worker.structures import EngineFigures, HeldUp, Request, Sampling
 
 
 class Table:
@@ -72,10 +72,12 @@ def test_the_engines_own_figures_are_metrics(table: Table) -> None:
     engine.step_seconds.extend([0.004, 0.02])
     engine.figures = lambda: EngineFigures(  # type: ignore[method-assign]
         5, 7, 1_000, 10, 3, 2, 4, 6, (("segments", 9),), 70, 6, 2, (("free page", 5),), 1.5, 1.25,
-        90, 30, 100, (("page kept in headroom", 8),),
+        90, 30, 100, (("page kept in headroom", 8),), held_up=HeldUp(LineRef("job", 1, 1), "segments: all owned"),
     )  # fmt: skip
+    assert table.figures.snapshot(table.built).held_up is None
     for now in (100.0, 100.0 + LOOK_EVERY_S):
         table.figures.look(table.built, now)
+    assert table.figures.snapshot(table.built).held_up == (LineRef("job", 1, 1), "segments: all owned")
     found = [
         table.value(name)
         for name in ("tokens_generated_total", "staged_bytes_total", "written_back_bytes_total", "step_seconds_count")

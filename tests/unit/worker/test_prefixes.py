@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from common import limits
 from common.messages import LineRef
@@ -172,3 +174,38 @@ def test_a_tokenized_batch_says_what_it_shares() -> None:
     ]
     found = [one.request.shared for one in preparer.prepare(jobs) if isinstance(one, Prepared)]
     assert tokens(found) == [28, 28, 0, 0]
+
+
+def test_a_job_that_loses_its_sharing_is_told_which_setting_would_do() -> None:
+    """In life: --own-tokens 4, questions that need 9 of their own with what is left of a page: told once a job, with a
+    number that would do. Control: with that number nothing is told."""
+    text = "a document of some length. "
+
+    def told(own_rows: int) -> list[dict[str, Any]]:
+        preparer = Preparer(Codec(), Serving("m", 90, 256, ()), "fp_x", Clock(), PAGE, own_rows=own_rows)
+        with capture_logs() as lines:
+            for attempt in (1, 2):
+                for job in ("one", "two"):
+                    preparer.prepare(
+                        [
+                            TokenizeJob(
+                                LineRef(job, index, attempt),
+                                "/v1/completions",
+                                json.dumps({"model": "m", "prompt": text + body, "max_tokens": 3}).encode(),
+                            )
+                            for index, body in enumerate(("what?", "why so?"))
+                        ]
+                    )
+        return [dict(line) for line in lines]
+
+    lost = told(PAGE)
+    assert [(line["event"], line["job"], line["log_level"]) for line in lost] == [
+        ("sharing_lost", "one", "warning"),
+        ("sharing_lost", "two", "warning"),
+    ]
+    assert lost[0]["own_tokens_hold"] == PAGE
+    need = lost[0]["own_part_needs_tokens"]
+    enough = -(-need // PAGE) * PAGE
+    assert f"--own-tokens to {enough} or more" in lost[0]["remedy"]
+    assert told(enough) == []
+    assert len(told(enough - PAGE)) == 2

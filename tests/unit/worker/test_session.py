@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from common.messages import Fence, LineRef
 from worker import inputs as on
 from worker.session import MESSAGES, TABLE
 from worker.states import State
-from worker.structures import Outcome
+from worker.structures import HeldUp, Outcome
 
 Line = Callable[..., LineRef]
 FENCE = Fence("store-a", 1, 1, 1)
@@ -126,6 +127,11 @@ def test_beats_carry_the_engines_progress_and_what_it_runs(rig: Any, line: Line)
     assert beat.running == (line(0),)
     assert beat.assignment == 1
     assert rig.ran == [line(0)]
+    assert (beat.head, beat.waits) == (None, "")
+    rig.snapshot = dataclasses.replace(rig.snapshot, held_up=HeldUp(line(1), "segments: all 1 are owned"))
+    rig.tick(1.1)
+    beat = rig.of(wire.WorkerBeat)[-1]
+    assert (beat.head, beat.waits) == (line(1), "segments: all 1 are owned")
 
 
 @pytest.mark.parametrize("field", ["store_id", "broker_incarnation", "worker_incarnation", "epoch"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
 from common.errors import UsageError
-from worker.engine.bench import TAIL_STEPS, WARM_STEPS, BenchSettings, bench
+from worker.engine.bench import TAIL_STEPS, WARM_STEPS, BenchSettings, bench, retained_pages
 from worker.engine.bench_series import series
 
 
@@ -39,6 +42,34 @@ def test_what_is_retained_is_found_and_not_staged(retained: float) -> None:
     assert found["hit_gb_step"] > 0
     assert (found["staged_gb_step"] == 0) == (retained == 1.0)
     assert found["predicted_ms_step"] > 0
+
+
+@pytest.mark.parametrize(("length", "retained"), [(20, 0.2), (64, 0.1), (300, 0.03), (7, 0.9)])
+def test_a_share_too_small_for_the_floors_says_what_would_do(length: int, retained: float) -> None:
+    """A2, in life: a quick look at --retained with short histories: refused with a share and a length that are enough.
+    Control: both are."""
+    asked = BenchSettings("tiny", contexts=3, length=length, fill="random", page_tokens=32, retained=retained)
+    with pytest.raises(UsageError, match="each needs") as refusal:
+        bench(asked)
+    share, longer = re.findall(r"--(?:retained|length) to ([\d.]+)", str(refusal.value))
+    assert retained_pages(replace(asked, retained=float(share))) >= 3
+    assert retained_pages(replace(asked, length=int(longer))) >= 3 * 2
+
+
+@pytest.mark.parametrize(("pages_gib", "enough"), [(3, False), (6, True)])
+def test_device_pages_that_do_not_hold_what_is_to_be_retained_are_refused(
+    monkeypatch: pytest.MonkeyPatch, pages_gib: int, enough: bool
+) -> None:
+    """In life: --retained with a small --device-pages-gib. Here a GiB is a MiB: two are the slots', one more holds 4
+    of 16 pages. Control: four more hold them all."""
+    for module in ("bench", "fit"):
+        monkeypatch.setattr(f"worker.engine.{module}.GIB", 1 << 20)
+    asked = BenchSettings("tiny", 2, 2000, 2, fill="random", bits=False, retained=1.0, device_pages_gib=pages_gib)
+    if enough:
+        assert bench(asked)["hit_gb_step"] > 0
+        return
+    with pytest.raises(UsageError, match="--device-pages-gib holds 4 of 16"):
+        bench(asked)
 
 
 def test_h1_and_h2_are_measured_alone_and_together() -> None:

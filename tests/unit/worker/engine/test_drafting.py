@@ -44,6 +44,7 @@ class Ran(NamedTuple):
     steps: int
     headroom_bytes: int
     spared_bytes: int
+    notes: list[str]
 
 
 def _run(loaded, settings, samplings, shared=None, wrong=0.0, chunks=0, prompts=None):  # type: ignore[no-untyped-def]
@@ -64,7 +65,8 @@ def _run(loaded, settings, samplings, shared=None, wrong=0.0, chunks=0, prompts=
     engine = local.engine
     counts = engine.drafts and engine.drafts.counts
     assert local.close().proved
-    return Ran(texts, reasons, counts, engine.steps, engine.headroom_bytes, engine.spared_bytes)
+    notes = [local.finished[number].notes for number in numbers]
+    return Ran(texts, reasons, counts, engine.steps, engine.headroom_bytes, engine.spared_bytes, notes)
 
 
 def _guess(drafts: Drafts, wrong: float) -> None:
@@ -91,6 +93,8 @@ def test_the_text_is_the_same_with_drafts(loaded, samplings, retain, chunks, wro
     plain, reasons, _, steps, *_ = _run(loaded, settings, samplings)
     drafted = _run(loaded, replace(settings, draft_tokens=4), samplings, wrong=wrong, chunks=chunks)
     assert drafted.texts == plain
+    for text, notes in zip(plain, drafted.notes, strict=True):
+        assert (f"drafts: {len(text) - 1} tokens in " in notes) == (len(text) > 1), "explain tells tokens a pass"
     assert drafted.reasons == reasons
     assert (drafted.headroom_bytes > 0) == bool(chunks)
     stages, proposed, taken = drafted.counts

@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.drafts import LONGEST_MATCH_TOKENS, SHORTEST_MATCH_TOKENS, DraftText, confirmed
+from worker.engine.drafts import LONGEST_MATCH_TOKENS, SHORTEST_MATCH_TOKENS, Drafts, DraftText, confirmed
 
 IDS = st.integers(0, 3) | st.sampled_from([0x01010101, 0x01010100, 0x00010101, 2**31 - 1])
 """Few, so that ends repeat; and some whose bytes look like the shifted bytes of others."""
@@ -56,3 +56,18 @@ def test_control_taking_one_draft_too_many_changes_the_text() -> None:
     assert confirmed([7, 8, 9], [7, 5, 9, 1]) == 1
     assert confirmed([7], [7, 4]) == 1
     assert confirmed([], [3]) == 0
+
+
+def test_a_requests_end_tells_what_drafts_did_for_it() -> None:
+    """In life: ``haulier explain`` of a line with --draft-tokens: tokens a pass, of its own and of no other request."""
+    drafts = Drafts(3)
+    for number in (1, 2, 3):
+        drafts.begin(number, array("i", [7, 8, 9]))
+    drafts.landed(1, (), (4,))
+    drafts.landed(1, (4, 5, 6), (5, 9, 1))
+    drafts.landed(1, (9,), (2,))
+    drafts.landed(2, (4, 5), (5, 1))
+    assert drafts.end(1) == "drafts: 3 tokens in 2 passes, 1.50 a pass; 1 of 2 proposed tokens taken"
+    assert drafts.end(2) == "drafts: 2 tokens in 1 pass, 2.00 a pass; 1 of 1 proposed tokens taken"
+    assert drafts.end(3) == "", "it never decoded"
+    assert drafts.counts == (3, 3, 2)

@@ -65,10 +65,11 @@ def test_a_wait_has_its_reason_with_numbers() -> None:
     assert plan is not None
     assert "segments" in second.waits
     assert rules.waits["segments"] == 1
+    assert rules.held_up == (second.request.ref, f"segments: {second.waits}")
     rules.end(first)
     rules.landed(plan)
     assert rules.plan(1)[1] == [second]
-    assert second.waits == ""
+    assert (second.waits, rules.held_up) == ("", None)
     narrow = scheduler(slot_rows=40)
     offer(narrow, 20, 4)
     late = offer(narrow, 20, 4)

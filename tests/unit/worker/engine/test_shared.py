@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import InvariantError
+from common.limits import PASSED_BY_MAX_COUNT
 from common.messages import LineRef
 from worker.engine.admission import PagePool
 from worker.engine.contexts import Context, StepPlan
@@ -122,7 +123,9 @@ def test_who_waits_for_it_does_not_run_in_the_step_that_ends_it() -> None:
         assert document is not None
         assert plan.rows == rows
         assert bool(plan.joined) == (rows == 2)
-    assert all(one.story.told(0.0).count("steps 0-1: waited for its shared history") == 1 for one in members)
+    first, second = (one.story.told(0.0) for one in members)
+    assert first.count("steps 0-1: prefilled the 16 tokens that it shares") == 1
+    assert second.count("steps 0-1: waited for another request to prefill the 16 tokens that it shares") == 1
 
 
 def test_a_slot_holds_shared_rows_once() -> None:
@@ -173,12 +176,57 @@ def test_with_short_segments_who_fits_none_waits_with_a_reason() -> None:
     life.plan()
     assert small.page is not None
     assert small.page.index < 3
-    assert late.waits == (
-        "needs 24 rows, more than the 8 of --own-tokens; all 1 whole segments of --shared-histories are owned"
-    )
+    assert late.waits == "the 16 tokens it shares need one; all 1 of --shared-histories are owned"
     assert life.rules.waits["whole segments"] == 1
     life.run()
     assert late.shared is not None
+
+
+def test_an_own_part_that_is_too_long_says_which_setting_would_do() -> None:
+    """In life: --own-tokens 8, questions of 9 tokens with answer and what is left of a page: each runs alone, and is
+    told the number that decides, which is not the whole length."""
+    life = Life(scheduler(short=8))
+    first, second = offer(life.rules, 20, 5, ("one", 16)), offer(life.rules, 20, 5, ("one", 16))
+    fits = offer(life.rules, 20, 4, ("one", 16))
+    life.plan()
+    assert "step 0: admitted to run alone: own part needs 9 tokens, --own-tokens holds 8" in first.story.told(0.0)
+    assert second.waits == "own part needs 9 tokens, --own-tokens holds 8; all 1 of --shared-histories are owned"
+    assert "own part" not in fits.story.told(0.0), "control: one token fewer fits"
+    life.run()
+    assert (first.shared, second.shared) == (None, None)
+    assert fits.shared is not None
+
+
+def test_short_requests_pass_a_head_that_waits_for_a_whole_segment() -> None:
+    """In life: --own-tokens 8, all whole segments owned: a long line waits, the short ones behind it need none and run;
+    one that needs slot rows that are not there waits behind it like before, and so do those behind that."""
+    life = Life(scheduler(short=8, concurrency=4))
+    offer(life.rules, 20, 9)
+    head, short, whole, last = offer(life.rules, 20, 9), offer(life.rules, 4, 2), offer(life.rules, 9, 9), offer(
+        life.rules, 3, 2
+    )  # fmt: skip
+    life.plan()
+    assert [one.page is not None for one in (head, short, whole, last)] == [False, True, False, True]
+    assert head.passed_by == 2
+    life.run()
+    assert [one.number for one in life.ended].index(whole.number) > [one.number for one in life.ended].index(
+        head.number
+    )
+
+
+def test_who_waits_for_a_whole_segment_is_not_passed_for_ever() -> None:
+    """In life: questions on one document keep coming, and a long line that needs its segment: after so many it goes
+    first, as the readers of the document leave. Control: they did pass it."""
+    life = Life(scheduler(short=8, concurrency=4))
+    offer(life.rules, 20, 4, ("one", 16))
+    life.plan()
+    head = offer(life.rules, 20, 9)
+    for number in range(4 * PASSED_BY_MAX_COUNT):
+        offer(life.rules, 20, 1 + number % 4, ("one", 16))
+    life.run(4000)
+    ended = [one.number for one in life.ended]
+    assert head.passed_by == PASSED_BY_MAX_COUNT
+    assert ended.index(head.number) < 2 * PASSED_BY_MAX_COUNT
 
 
 def test_a_long_request_alone_takes_a_whole_segment() -> None:

@@ -131,9 +131,11 @@ def test_the_story_says_what_was_shared() -> None:
     """In life: ``haulier explain`` of a question: how much it need not compute, with how many, and who computed it."""
     outcome = rigs.run(rigs.model(), TOGETHER, **OPTIONS)
     first, second = outcome.finished[0].notes, outcome.finished[1].notes
-    assert "shares 16 tokens with 3 others, prefilled by it" in first
+    assert "shares 16 tokens with 3 others, prefilled by this request" in first
+    assert "prefilled the 16 tokens that it shares" in first
+    assert "waited" not in first
     assert "shares 16 tokens with 3 others, prefilled by another request" in second
-    assert "waited for its shared history to be prefilled" in second
+    assert "waited for another request to prefill the 16 tokens that it shares" in second
 
 
 @pytest.mark.parametrize("cancel", range(8))

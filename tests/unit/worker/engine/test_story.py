@@ -42,14 +42,26 @@ def test_a_story_is_bounded_and_keeps_its_oldest(told: list[tuple[str, int]]) ->
     story = Story()
     for step, (words, pages) in enumerate(told):
         story.add(step, 0.0, words, pages)
-    lines = story.told(1.0).splitlines()
+    lines = story.told(1.0, "history: from pages", "drafts: none").splitlines()
     assert len(lines) <= limits.NOTES_MAX_COUNT
-    assert len(story.told(1.0)) <= limits.NOTES_MAX_CHARS
+    assert sum(len(line) + 1 for line in lines) <= limits.NOTES_MAX_CHARS
+    assert lines[-3:-1] == ["history: from pages", "drafts: none"]
     assert lines[-1] == "1.00 s: ended"
     if told:
         assert told[0][0][:80] in lines[0]
     changes = sum(one[0] != two[0] for one, two in pairwise(told)) + bool(told)
-    assert any("left out" in line for line in lines) == (changes > limits.NOTES_MAX_COUNT - 2)
+    assert any("left out" in line for line in lines) == (changes > limits.NOTES_MAX_COUNT - 4)
+
+
+def test_a_note_that_is_too_long_ends_behind_a_word() -> None:
+    """In life: words with long numbers: what a reader sees is not torn."""
+    story = Story()
+    story.add(0, 0.0, "waited " * 60)
+    line = story.told(0.0).splitlines()[0]
+    assert len(line) <= limits.NOTE_MAX_CHARS
+    assert line.endswith(" waited ...")
+    story.add(1, 0.0, "x" * 500)
+    assert len(story.told(0.0).splitlines()[1]) <= limits.NOTE_MAX_CHARS
 
 
 def test_a_movement_is_told_to_both_sides_and_names_nobody() -> None:
