@@ -159,7 +159,7 @@ HTTP_ERRORS_MAX_COUNT = 1_000
 HTTP_WINDOW_MAX_S = 30 * 24 * 3600
 HTTP_LOOK_S = 1.0
 """Between two looks at open batches; more when there are many: at most so many looks a second."""
-HTTP_LOOKS_A_SECOND = 20
+HTTP_LOOKS_A_SECOND_MAX_COUNT = 20
 HTTP_STOP_S = 2.0
 """What requests under way get to end when the server stops: well within the grace of a process without its parent."""
 

@@ -86,7 +86,7 @@ class Carrier:
                     self._pool.submit(self._see_to, place)
                 except RuntimeError:  # the pool is shut down: we stop
                     return
-            self._wake.wait(max(limits.HTTP_LOOK_S, len(self._open) / limits.HTTP_LOOKS_A_SECOND))
+            self._wake.wait(max(limits.HTTP_LOOK_S, len(self._open) / limits.HTTP_LOOKS_A_SECOND_MAX_COUNT))
 
     def _see_to(self, place: Place) -> None:
         try:
