@@ -312,6 +312,8 @@ def test_after_an_abort_nothing_is_published() -> None:
     consumer.abort()
     with pytest.raises(RingAborted):
         producer.publish("b", [(1, _ids(0, 4))])
+    with pytest.raises(RingAborted):
+        producer.publish_all([("b", [(1, _ids(0, 4))])])
     assert producer.cancel([1]) is None
     producer.close()
     producer.close()

@@ -100,7 +100,7 @@ def test_where_nothing_crosses_a_link_it_is_not_measured(device: Any) -> None:
 
 
 def test_an_ended_engine_lets_its_memory_go() -> None:
-    """In life: a table of bits makes 112 engines in one process; views kept for the next step must not keep the pool."""
+    """In life: a table of bits makes 112 engines in one process; views that are kept must not keep the pool."""
     seen: list[Any] = []
     play_cell(
         rigs.model(num_hidden_layers=3), rigs.settings(), "retained in part", "4 equal", "long",
