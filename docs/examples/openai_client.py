@@ -40,8 +40,8 @@ def main(questions: str, out: str, url: str = "http://127.0.0.1:8000/v1") -> int
                         target.write(piece)
     counts, usage = batch.request_counts, batch.usage
     print(
-        f"haulier: {counts.completed} lines completed, {counts.failed} failed; {usage.input_tokens} + "
-        f"{usage.output_tokens} tokens in {time.monotonic() - began:.1f} s -> {out}",
+        f"haulier: {counts.completed} lines completed, {counts.failed} failed; {usage.input_tokens} prompt + "
+        f"{usage.output_tokens} answer tokens in {time.monotonic() - began:.1f} s -> {out}",
         file=sys.stderr,
     )
     return 0 if batch.status == "completed" and not counts.failed else 1
