@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common.errors import HaulierError, ReaderGone, RefusedError, UsageError
+from common.folders import sync as sync_folder
 
 STANDARD_OUTPUT = "-"
 _WORLD = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
@@ -102,11 +103,7 @@ class OutFile:
         if self._part is not None:
             try:
                 os.replace(self._part, self._target)
-                folder = os.open(self._target.parent, os.O_RDONLY)
-                try:
-                    os.fsync(folder)
-                finally:
-                    os.close(folder)
+                sync_folder(self._target.parent)
             except OSError as failure:
                 raise _told(failure, self.name) from failure
             self._part = None

@@ -28,8 +28,8 @@ from broker.upkeep import Upkeep
 from common import metrics, wire
 from common.clock import SystemClock
 from common.config import GIB, BrokerSettings, KeySettings
-from common.errors import DiskFullError, RefusedError, disk_failure
-from common.folders import made
+from common.errors import DiskFullError, RefusedError
+from common.folders import announce, made
 from common.keys import exposed, load_server
 from common.locks import Lock
 
@@ -143,13 +143,7 @@ def _check_keys(keys: KeySettings) -> None:
 
 def _announce(settings: BrokerSettings, socket: zmq.Socket[bytes], incarnation: int, jobs: int) -> None:
     endpoint = _endpoint(settings, socket)
-    fresh = settings.state / f".{ENDPOINT_NAME}.new"
-    try:
-        fresh.write_text(endpoint + "\n")
-        fresh.rename(settings.state / ENDPOINT_NAME)
-    except OSError as error:
-        words = f"{fresh} cannot be written: {error.strerror}; look after the disk of --state"
-        raise disk_failure(error)(words) from error
+    announce(settings.state, ENDPOINT_NAME, endpoint)
     log.info("listening", endpoint=endpoint, incarnation=incarnation, open_jobs=jobs, insecure=settings.keys.insecure)
 
 

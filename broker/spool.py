@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common import limits
 from common.errors import RefusedError, disk_failure
-from common.folders import made
+from common.folders import made, sync
 
 OPEN_MAX_COUNT = 64
 """Files kept open at once."""
@@ -57,15 +57,12 @@ class Spool:
 
     def seal(self, job: str) -> None:
         """Sync the file and its name. Raises ``DiskFullError`` or ``RefusedError``; then it counts as not sealed."""
-        folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(self._descriptor(job))
-            os.fsync(folder)
+            sync(self.folder)
         except OSError as error:
             words = f"{self.path(job)} cannot be synced: {error.strerror}; look after the disk of --state"
             raise disk_failure(error)(words) from error
-        finally:
-            os.close(folder)
 
     def size(self, job: str) -> int:
         """Bytes there are; 0 when there is no file yet."""

@@ -43,6 +43,11 @@ def _need(holds: bool, words: str) -> None:
         raise UsageError(words)
 
 
+def _is_loopback(address: str) -> bool:
+    """Whether HOST:PORT, with a scheme before it or without, is reached from this machine alone."""
+    return re.fullmatch(r"(?:tcp://)?(?:127\.[0-9.]+|localhost|\[::1\]):.*", address) is not None
+
+
 def _sized(flag: str, amount: float, least: float = 0, unit_bytes: int = GIB) -> None:
     most = limits.SIZE_MAX_BYTES // unit_bytes
     _need(least <= amount <= most, f"{flag} {amount} must be {least} or more, and at most {most}")
@@ -99,7 +104,7 @@ class HttpSettings:
             f"--http {self.address!r} is not HOST:PORT, such as 127.0.0.1:8000",
         )
         _need(
-            self.keys is not None or re.fullmatch(r"127\.[\d.]+|localhost|::1", self.host) is not None,
+            self.keys is not None or _is_loopback(self.address),
             f"--http {self.address} would let anyone who reaches it in: give --http-keys FILE, or use 127.0.0.1",
         )
         _sized("--http-upload-mib", self.upload_mib, least=1, unit_bytes=1024**2)
@@ -131,9 +136,8 @@ class BrokerSettings:
 
     def __post_init__(self) -> None:
         _need(_ENDPOINT.fullmatch(self.bind) is not None, f"--bind {self.bind!r} is not tcp://HOST:PORT")
-        loopback = re.match(r"tcp://(127\.|localhost|\[::1\])", self.bind) is not None
         _need(
-            not self.keys.insecure or loopback or self.keys.force,
+            not self.keys.insecure or self.keys.force or _is_loopback(self.bind),
             f"--insecure lets anyone at {self.bind} in; bind to 127.0.0.1, use --keys, or add --force-insecure",
         )
         _sized("--disk-reserve-gib", self.disk_reserve_gib)

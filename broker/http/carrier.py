@@ -95,19 +95,22 @@ class Carrier:
             return
         except HaulierError as error:  # the broker is away, the disk is full, the tenant's key is gone: it may pass
             ended = False
-            if self._told.get(place) != str(error):
-                self._told[place] = str(error)
+            if self._is_news(place, str(error)):
                 log.warning("batch_waits", tenant=place[0], batch=place[1], reason=str(error))
         except Exception as error:  # one batch must not end the thread that all the others need
             ended = False
-            if self._told.get(place) != repr(error):
-                self._told[place] = repr(error)
+            if self._is_news(place, repr(error)):
                 log.error("batch_step_failed", tenant=place[0], batch=place[1], exc_info=error)
         with self._lock:
             self._busy.discard(place)
             if ended:
                 self._open.pop(place, None)
                 self._told.pop(place, None)
+
+    def _is_news(self, place: Place, words: str) -> bool:
+        """Whether a batch waits for another reason than the one last told."""
+        former, self._told[place] = self._told.get(place), words
+        return words != former
 
     # -- one batch ----------------------------------------------------------------------------------------------------
 
@@ -135,13 +138,7 @@ class Carrier:
 
     def _begun(self, tenant: str, record: BatchRecord) -> bool:
         """Whether the broker has heard of the job: then it is cancelled there."""
-        try:
-            self._fleet.tenant(tenant).ask(messages.AskStatus(0, record.job), messages.JobInfo)
-        except BrokerFailure as failure:
-            if failure.code == "no_job":
-                return False
-            raise
-        return True
+        return self._fleet.tenant(tenant).find(messages.AskStatus(0, record.job), messages.JobInfo) is not None
 
     def _hand_over(self, tenant: str, record: BatchRecord) -> BatchRecord:
         """The broker has the whole input, or has said why it does not take it (``BrokerFailure``)."""

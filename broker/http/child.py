@@ -25,6 +25,7 @@ from broker.http.plan import Plan
 from common import limits, parent
 from common.config import GIB, BrokerSettings, HttpSettings
 from common.errors import RefusedError
+from common.folders import announce
 
 log = structlog.get_logger(room="broker.http.child")
 NEEDS = ("starlette", "uvicorn", "python_multipart")
@@ -79,9 +80,7 @@ class HttpChild:
     def start(self) -> None:
         host, port = self._http.host, self._listening.getsockname()[1]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        fresh = self._settings.state / f".{ENDPOINT_NAME}.new"
-        fresh.write_text(url + "\n")
-        fresh.rename(self._settings.state / ENDPOINT_NAME)
+        announce(self._settings.state, ENDPOINT_NAME, url)
         log.info("http_listening", url=url, keys=self._http.keys is not None)
         self._thread.start()
 

@@ -104,6 +104,15 @@ class TenantFleet:
             raise PeerFault("wrong_answer", f"{type(request).__name__} was answered by {type(found).__name__}")
         return found
 
+    def find(self, request: Any, answer: type[T]) -> T | None:
+        """As ``ask``; None when the broker does not have the job that is meant, not yet or no more."""
+        try:
+            return self.ask(request, answer)
+        except BrokerFailure as failure:
+            if failure.code != "no_job":
+                raise
+        return None
+
 
 def tenant_keys(keys: KeySettings, tenant: str) -> KeySettings:
     """The keys by which ``tenant`` (empty for nobody in particular) asks. Raises ``RefusedError`` naming what to do."""

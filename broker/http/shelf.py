@@ -20,8 +20,7 @@ from broker.http.faults import ApiFault, missing
 from broker.http.records import BATCH, FILE, BatchRecord, FileRecord, T, is_id, new_id, read, written
 from common.clock import Clock
 from common.database import free_bytes
-from common.errors import RefusedError
-from common.folders import made
+from common.folders import made, sync
 
 FILES, BATCHES, INCOMING = "files", "batches", "incoming"
 
@@ -87,7 +86,7 @@ class Shelf:
         record = FileRecord(self.new_id(FILE), upload.size, self._clock.wall(), filename, "batch", sha256)
         folder = self._room(tenant, FILES)
         upload.place(folder / f"{record.id}.data")
-        _sync(folder)  # a record never outlives its bytes
+        sync(folder)  # a record never outlives its bytes
         _write(folder / f"{record.id}.json", written(record))
         return record
 
@@ -108,7 +107,7 @@ class Shelf:
         record = self.file(tenant, name)
         folder = self._folder / tenant / FILES
         (folder / f"{name}.json").unlink(missing_ok=True)
-        _sync(folder)
+        sync(folder)
         (folder / f"{name}.data").unlink(missing_ok=True)
         return record
 
@@ -164,7 +163,7 @@ class Shelf:
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             for parent in (folder.parent, self._folder):
-                _sync(parent)
+                sync(parent)
         return folder
 
     def _sweep(self) -> None:
@@ -201,7 +200,7 @@ def _write(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.rename(fresh, path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         fresh.unlink(missing_ok=True)
         raise ApiFault(507, "disk_full", f"the server cannot keep this: {error.strerror}; ask again later") from error
@@ -209,14 +208,3 @@ def _write(path: Path, data: bytes) -> None:
 
 def _new(path: Path) -> BufferedWriter:
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600))
-
-
-def _sync(folder: Path) -> None:
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise RefusedError(f"{folder} cannot be opened: {error.strerror}; look after the disk of --state") from error
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

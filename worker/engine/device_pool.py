@@ -23,6 +23,10 @@ class Rows:
     key: torch.Tensor
     value: torch.Tensor
 
+    def views(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of ``count`` rows from row ``first`` on: (count, kv heads, head dim) each, of the same memory."""
+        return self.key[first : first + count], self.value[first : first + count]
+
 
 class DevicePool:
     """``slots`` are empty with ``--residency full``; ``layers``, each layer's pages, are when nothing is retained."""
@@ -39,6 +43,4 @@ class DevicePool:
             return ()
         if firsts[-1] + rows > self.arena.key.shape[0]:
             raise InvariantError(f"{firsts[-1]} + {rows} rows do not fit into an arena of {self.arena.key.shape[0]}")
-        return tuple(
-            Rows(self.arena.key[first : first + rows], self.arena.value[first : first + rows]) for first in firsts
-        )
+        return tuple(Rows(*self.arena.views(first, rows)) for first in firsts)

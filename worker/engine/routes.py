@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 
@@ -108,10 +108,10 @@ class Route:
         self, where: LayerAddress, runs: Sequence[HistoryRun], part: Callable[[HistoryRun], slice]
     ) -> list[torch.Tensor]:
         """Views of the arena, for a device that checks them."""
-        pieces = []
+        pieces: list[torch.Tensor] = []
         for run in runs:
             rows, base = part(run), where.page_first if run.in_place else where.slot_first
-            pieces += [side[base + rows.start : base + rows.stop] for side in (self._arena.key, self._arena.value)]
+            pieces += self._arena.views(base + rows.start, rows.stop - rows.start)
         return pieces
 
 
@@ -121,10 +121,6 @@ def _added(run: HistoryRun) -> slice:
 
 def _whole(run: HistoryRun) -> slice:
     return slice(run.first, run.first + run.rows + run.added)
-
-
-def _cut(rows: Rows, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return rows.key[first : first + count], rows.value[first : first + count]
 
 
 Copied = tuple[Rows, int, Rows, int, int]
@@ -163,7 +159,7 @@ class StagedRoute(Route):
         self._ahead = min(SLOTS, self._layers)
         self._leases: dict[tuple[int, int], Lease] = {}
         self.headroom: HeadroomMemory | None = None
-        self._arena_views = lru_cache(ARENA_VIEWS_MAX_COUNT)(partial(_cut, pool.arena))
+        self._arena_views = lru_cache(ARENA_VIEWS_MAX_COUNT)(pool.arena.views)
         self.row_bytes = 2 * pool.arena.key[:1].nbytes
 
     def prepare(self, packed: PackedStep) -> None:
@@ -212,14 +208,14 @@ class StagedRoute(Route):
 
     def _stage(self, packed: PackedStep, layer: int) -> None:
         slot, pages = self._fit.slot_first(self._transport.next_slot), self._fit.layer_first(layer)
-        arena, host = self._arena, self._host.layers[layer]
+        host = self._host.layers[layer]
         copies = []
         for run, owner in zip(packed.runs, packed.contexts.owners, strict=True):
             base = run.first + (pages if run.in_place else slot)
             for start, end in run.placement.copies:
-                source = slice(run.host_first + start, run.host_first + end)
-                copies.append((arena.key[base + start : base + end], host.key[source], owner))
-                copies.append((arena.value[base + start : base + end], host.value[source], owner))
+                there = self._arena.views(base + start, end - start)
+                here = host.views(run.host_first + start, end - start)
+                copies += [(target, source, owner) for target, source in zip(there, here, strict=True)]
         retained = None
         if packed.retained:
             retained = self._copies(
@@ -288,7 +284,7 @@ class StagedRoute(Route):
         """K and V of some rows; of the arena made once, since a step moves many pages and most of them moved before."""
         if rows is self._arena:
             return self._arena_views(first, count)
-        return _cut(rows, first, count)
+        return rows.views(first, count)
 
     def _write_back(self, live: LiveStep, layer: int, where: LayerAddress) -> Work:
         """One gather from the arena and one scatter into the mapped host rows, K and V each."""
@@ -303,9 +299,5 @@ class StagedRoute(Route):
             return Work(scatter)
         runs = live.packed.runs
         host = self._host.layers[layer]
-        writes = [
-            side[run.host_first + run.rows : run.host_first + run.rows + run.added]
-            for run in runs
-            for side in (host.key, host.value)
-        ]
+        writes = [side for run in runs for side in host.views(run.host_first + run.rows, run.added)]
         return Work(scatter, self._pieces(where, runs, _added), writes)

@@ -14,6 +14,7 @@ from common.config import (
     BrokerSettings,
     ClientSettings,
     EngineSettings,
+    HttpSettings,
     KeySettings,
     WorkerSettings,
     endpoints,
@@ -90,7 +91,15 @@ def test_no_keys_are_only_for_those_who_say_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "bind", ["tcp://0.0.0.0:7700", "tcp://*:7700", "tcp://10.0.0.1:7700", "tcp://example.org:7700"]
+    "bind",
+    [
+        "tcp://0.0.0.0:7700",
+        "tcp://*:7700",
+        "tcp://10.0.0.1:7700",
+        "tcp://example.org:7700",
+        "tcp://localhost.example:7700",
+        "tcp://127.example:7700",
+    ],
 )
 def test_an_open_broker_stays_on_loopback_unless_forced(bind: str) -> None:
     """S5: --insecure on an address that others reach is refused, and says by what to change."""
@@ -173,3 +182,17 @@ def test_each_process_setting_names_its_flag(make: Any, flag: str) -> None:
     """The same for client, broker and worker."""
     with pytest.raises(UsageError, match=flag):
         make()
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:80", "localhost.example:80", "127.example:80", "[::]:80"])
+def test_http_without_keys_is_for_this_machine(address: str) -> None:
+    """S5: the same addresses count as this machine's for both doors; with keys any may be served."""
+    with pytest.raises(UsageError, match="--http-keys"):
+        HttpSettings(address)
+    assert HttpSettings(address, Path("keys")).address == address
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:80", "127.1.2.3:0", "localhost:80", "[::1]:80"])
+def test_http_needs_no_keys_on_loopback(address: str) -> None:
+    """Control of the one above."""
+    assert HttpSettings(address).address == address
