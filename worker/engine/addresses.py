@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from worker.engine.device import Device
@@ -19,8 +18,6 @@ from worker.engine.fit import SLOTS, Fit
 from worker.engine.kernels import Spans
 from worker.engine.step import Ints, PackedStep
 from worker.engine.tables import StepTensors
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,10 +47,12 @@ class Addresses:
         where = device.torch_device
         self._long = torch.tensor(self._firsts, device=where)[:, :, None]
         self._int = self._long.int()
+        self.pages = self._long[SLOTS]
+        """(layers, 1) int64: the arena row at which each layer's pages begin."""
 
     def of(self, packed: PackedStep, tensors: StepTensors, first_slot: int) -> tuple[LayerAddress, ...]:
         """Each layer's addresses, when the step's first layer is staged in ``first_slot`` and the others in turn."""
-        in_place = packed.ints["in_place"].astype(bool)
+        in_place = packed.ints["in_place"]
         rows = self._sum(self._long, tensors["rows"], tensors["rows_in_place"], first_slot, in_place)
         slots, pages = self._firsts[first_slot], self._firsts[SLOTS]
         longest = packed.longest_query, packed.longest_history
@@ -61,7 +60,7 @@ class Addresses:
         shared: Sequence[Spans | None] = [None] * self._layers
         if packed.plan.joined:
             longest = packed.longest_shared_query, packed.longest_shared_history
-            in_place = packed.ints["shared_in_place"].astype(bool)
+            in_place = packed.ints["shared_in_place"]
             shared = self._spans(packed, tensors, first_slot, "shared_", in_place, longest)
         return tuple(
             LayerAddress(
@@ -76,7 +75,7 @@ class Addresses:
         tensors: StepTensors,
         first_slot: int,
         which: str,
-        in_place: Bools,
+        in_place: Ints,
         longest: tuple[int, int],
     ) -> Sequence[Spans]:
         """One a layer: of the contexts' own histories, or with ``which`` of those they share."""
@@ -93,20 +92,20 @@ class Addresses:
         ]
 
     def _sum(
-        self, firsts: torch.Tensor, rows: torch.Tensor, mixed: torch.Tensor, first_slot: int, in_place: Bools
+        self, firsts: torch.Tensor, rows: torch.Tensor, mixed: torch.Tensor, first_slot: int, in_place: Ints
     ) -> tuple[torch.Tensor, ...]:
         """(layers,) of ``rows``, counted from the arena's start. ``in_place`` (histories + 1,): the last is the end."""
         slots, pages = firsts[first_slot], firsts[SLOTS]
         if not in_place[:-1].any():
             return (rows + slots).unbind(0)
-        if in_place[:-1].all():
+        if (in_place[:-1] == 1).all():
             return (rows + pages).unbind(0)
-        return (rows + torch.where(mixed.bool(), pages, slots)).unbind(0)
+        return (rows + torch.where(mixed == 1, pages, torch.where(mixed == 0, slots, 0))).unbind(0)
 
-    def _host_starts(self, starts: Ints, first_slot: int, in_place: Bools) -> list[list[int]]:
+    def _host_starts(self, starts: Ints, first_slot: int, in_place: Ints) -> list[list[int]]:
         """The same as lists, for a CPU's kernel; empty on CUDA."""
         if self._cuda:
             return [[]] * self._layers
-        firsts = np.where(in_place[None], self._firsts[SLOTS][:, None], self._firsts[first_slot][:, None])
-        found: list[list[int]] = (starts + firsts).tolist()
+        kinds = np.stack((self._firsts[first_slot], self._firsts[SLOTS], np.zeros(self._layers, np.int64)))
+        found: list[list[int]] = (starts + kinds.T[:, in_place]).tolist()
         return found

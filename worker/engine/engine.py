@@ -25,12 +25,13 @@ from common.messages import LineRef
 from ring.consumer import Consumer
 from worker.engine.addresses import Addresses
 from worker.engine.admission import PagePool
-from worker.engine.attention import KEYWORD, registered
+from worker.engine.attention import registered
 from worker.engine.contexts import Context, StepPlan
 from worker.engine.device import DeviceError, QueueName
 from worker.engine.device_pool import DevicePool
 from worker.engine.drafts import Drafts
 from worker.engine.fit import fit, never_fits
+from worker.engine.graphs import Graphs
 from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.host_pool import HostPool
 from worker.engine.intake import Intake, Prompts
@@ -109,7 +110,11 @@ class Engine:
         self.intake = Intake(consumer, self._compute.handle if device.kind == "cuda" else None)
         self.prompts = Prompts(self.intake)
         self._last = device.allocate_device((self.fit.segments,), torch.int64)
-        self.route = self._make_route()
+        addresses = Addresses(device, self.fit, loaded.geometry.layers)
+        self.route = self._make_route(addresses)
+        self.graphs: Graphs | None = None
+        if settings.graphs == "on" or (settings.graphs == "auto" and device.kind == "cuda"):
+            self.graphs = Graphs(loaded, self.route, addresses, self.fit.concurrency)
         self._contexts: dict[LineRef, Context] = {}
         self._answers: dict[int, Answer] = {}
         self._planned = 0
@@ -151,7 +156,7 @@ class Engine:
             if now is not None:
                 live = self._fetch(now)
                 logits = self._forward(live, self._gather(live))
-                self._next_step()
+                self._follow(now.packed, self._next_step())
                 self._sample(now, live, logits)
             # with drafts the next plan needs this step's tokens; else they are read one step late
             behind, self._behind = (self._behind, now) if self.drafts is None else (now, None)
@@ -199,6 +204,11 @@ class Engine:
             self._next = self._plan()
         return None if self._next is None else self._next.packed
 
+    def _follow(self, packed: PackedStep, following: PackedStep | None) -> None:
+        """A step that ran as a whole began no copies of the one after it."""
+        if packed.whole and following is not None:
+            self.route.prepare(following)
+
     def _plan(self) -> Enqueued | None:
         self._admit_news()
         plan, admitted = self.scheduler.plan(self._planned, time.monotonic())
@@ -211,7 +221,7 @@ class Engine:
         if plan is None:
             return None
         self._planned += 1
-        packed = pack(plan, self.fit)
+        packed = pack(plan, self.fit, pad=self.graphs is not None)
         self.hit_bytes += packed.hit_rows * self.loaded.geometry.token_bytes
         self.headroom_bytes += packed.headroom_rows * self.loaded.geometry.token_bytes
         self.spared_bytes += packed.spared_rows * self.loaded.geometry.token_bytes
@@ -244,11 +254,11 @@ class Engine:
     # -- one step on the queues -----------------------------------------------------------------------------------
     def _fetch(self, now: Enqueued) -> LiveStep:
         tensors = self.tables.fetch(now.upload, now.packed)
-        layers = self.route.locate(now.packed, tensors)
+        layers = () if now.packed.whole else self.route.locate(now.packed, tensors)
         return LiveStep(now.packed, tensors, self.route, self.settings.context_tokens, layers)
 
     def _gather(self, live: LiveStep) -> torch.Tensor:
-        """Input ids (1, tokens): prompts straight from the ring's pages, else each context's last token."""
+        """Input ids (tokens,): prompts straight from the ring's pages, else each context's last token."""
         tensors, last, payload = live.tensors, self._last, self.intake.payload
         prompts = [share for share in live.packed.plan.shares if share.prompt]
         for share in prompts:
@@ -258,11 +268,11 @@ class Engine:
             drafted = tensors.get("ids")
             newest = last.index_select(0, tensors["last_from"]) if drafted is None else drafted
             if not prompts:
-                return newest[None]
+                return newest
             out = torch.empty(live.packed.tokens, dtype=torch.int64, device=last.device)
             out.index_copy_(0, tensors["prompt_to"], payload.index_select(0, tensors["prompt_from"]).long())
             out.index_copy_(0, tensors["last_to"], newest)
-            return out[None]
+            return out
 
         firsts = [(share.context.offset + share.start, share.rows) for share in prompts]
         reads = [payload[first : first + rows] for first, rows in firsts]
@@ -273,14 +283,11 @@ class Engine:
 
     def _forward(self, live: LiveStep, ids: torch.Tensor) -> torch.Tensor:
         """Logits (sampled rows, vocabulary)."""
-        out: torch.Tensor = self.loaded.module(
-            input_ids=ids,
-            position_ids=live.tensors["positions"][None],
-            use_cache=False,
-            logits_to_keep=live.tensors["sample_rows"],
-            **{KEYWORD: live},
-        ).logits[0]
-        return out
+        if live.packed.whole and self.graphs is not None:
+            logits = self.graphs.forward(live, ids)
+        else:
+            logits = self.loaded.logits(ids, live.tensors["positions"], live.tensors["sample_rows"], live)
+        return logits[: live.packed.sampled_rows]
 
     def _sample(self, now: Enqueued, live: LiveStep, logits: torch.Tensor) -> None:
         """Choose tokens on the device, keep them there for the next step, and send them to the host."""
@@ -369,8 +376,7 @@ class Engine:
         )  # fmt: skip
 
     # -- start and end --------------------------------------------------------------------------------------------
-    def _make_route(self) -> Route:
-        addresses = Addresses(self.device, self.fit, self.loaded.geometry.layers)
+    def _make_route(self, addresses: Addresses) -> Route:
         if self.host is None:
             return ResidentRoute(self.device, self.pool, addresses)
         return StagedRoute(self.transport, self.host, self.pool, addresses, self.fit, self._next_step)

@@ -72,6 +72,11 @@ class Fit:
         own = min(index, self.concurrency)
         return own * self.own_rows + (index - own) * self.context_rows
 
+    @property
+    def sink_row(self) -> int:
+        """The arena row behind all others: what rows that only pad a step write, and all that they attend to."""
+        return self.arena_rows
+
     def page_bytes(self, geometry: Geometry) -> int:
         """Bytes of all retained pages."""
         return self.pages * self.page_rows * geometry.token_bytes

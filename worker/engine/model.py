@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from common.errors import RefusedError, UsageError
+from worker.engine.attention import KEYWORD, StepAttention
 from worker.engine.device import Device
 from worker.engine.geometry import Geometry, geometry_of
 from worker.engine.stopping import Decode
@@ -78,6 +79,20 @@ class LoadedModel:
     decode: Decode | None
     stop_ids: tuple[int, ...]
     """The model's own end-of-sequence ids, for whoever prepares requests."""
+
+    def logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, sample_rows: torch.Tensor, step: StepAttention
+    ) -> torch.Tensor:
+        """One pass over packed rows: ``ids`` and ``positions`` (rows,), ``sample_rows`` which of them sample; attention
+        is ``step``'s. Logits (sampled rows, vocabulary)."""
+        out: torch.Tensor = self.module(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=sample_rows,
+            **{KEYWORD: step},
+        ).logits[0]
+        return out
 
 
 def chosen_dtype(name: str, config: Any, torch_device: torch.device) -> torch.dtype:

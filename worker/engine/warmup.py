@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import torch
 
 from common.errors import RefusedError
-from worker.engine.attention import KEYWORD
 from worker.engine.device_pool import Rows
 from worker.engine.joined import attend_joined
 from worker.engine.kernels import Spans, attend
@@ -57,13 +56,8 @@ def warm_up(loaded: LoadedModel, pieces: tuple[Rows, ...], *, shared: bool = Fal
         starts = torch.tensor([0, width], dtype=torch.int32, device=where)
         spans = Spans([0, width], [0, width], [width], starts, starts, starts[1:], width, width)
         probe = Probe(pieces[0], spans, shared)
-        logits = loaded.module(
-            input_ids=torch.zeros((1, width), dtype=torch.int64, device=where),
-            position_ids=torch.arange(width, device=where)[None],
-            use_cache=False,
-            logits_to_keep=torch.tensor([width - 1], device=where),
-            **{KEYWORD: probe},
-        ).logits[0]
+        positions = torch.arange(width, device=where)
+        logits = loaded.logits(torch.zeros_like(positions), positions, positions[-1:], probe)
         one = torch.ones(1, device=where)
         choose(logits, Chances(one, one * 0.5, one * 0.5, torch.ones(1, dtype=torch.int64, device=where)))
         wanted = {(geometry.query_heads, geometry.kv_heads, geometry.head_dim, geometry.head_dim)}
