@@ -103,12 +103,7 @@ def _foreign_row(live: LiveStep, graphs: Graphs) -> None:
     live.tensors["rows"][0] = live.tensors["rows"][1]
 
 
-def _short_history(live: LiveStep, graphs: Graphs) -> None:
-    """A context does not see its newest row."""
-    live.tensors["lengths"][2] -= 1
-
-
-@pytest.mark.parametrize("fault", [None, _stale_positions, _foreign_row, _short_history])
+@pytest.mark.parametrize("fault", [None, _stale_positions, _foreign_row])
 def test_the_gate_turns_red(reference: rigs.Outcome, fault: Callable[[LiveStep, Graphs], None] | None) -> None:
     """Each fault of one whole step changes bits; without one none does."""
 
