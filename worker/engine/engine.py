@@ -25,12 +25,12 @@ from common.messages import LineRef
 from ring.consumer import Consumer
 from worker.engine.addresses import Addresses
 from worker.engine.admission import PagePool
-from worker.engine.attention import registered
 from worker.engine.contexts import Context, StepPlan
 from worker.engine.device import DeviceError, QueueName
 from worker.engine.device_pool import DevicePool
 from worker.engine.drafts import Drafts
 from worker.engine.fit import fit, never_fits
+from worker.engine.fused import adapted
 from worker.engine.graphs import Graphs
 from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.host_pool import HostPool
@@ -123,8 +123,8 @@ class Engine:
         self._behind: Enqueued | None = None
         self._closed: Quarantine | None = None
         self._stack = ExitStack()
-        self._stack.enter_context(registered(loaded.module))
         with device.running(), torch.no_grad():
+            self._log.info("kernels", fused=self._stack.enter_context(adapted(loaded)))
             warm_up(loaded, self.pool.slots or self.pool.layers, shared=self.fit.longs > 0)
         self.turns.rates = rates_at_start(device, loaded.geometry, self.fit, self.host, self.pool)
         self.use(warm_headroom(device, loaded.geometry, self.fit, settings, loaded.dtype))
