@@ -114,7 +114,7 @@ class Engine:
         self.route = self._make_route(addresses)
         self.graphs: Graphs | None = None
         if settings.graphs == "on" or (settings.graphs == "auto" and device.kind == "cuda"):
-            self.graphs = Graphs(loaded, self.route, addresses, self.fit.concurrency)
+            self.graphs = Graphs(loaded, self.route, addresses, self.fit.concurrency, settings.context_tokens)
         self._contexts: dict[LineRef, Context] = {}
         self._answers: dict[int, Answer] = {}
         self._planned = 0
@@ -126,6 +126,8 @@ class Engine:
         with device.running(), torch.no_grad():
             self._log.info("kernels", fused=self._stack.enter_context(adapted(loaded)))
             warm_up(loaded, self.pool.slots or self.pool.layers, shared=self.fit.longs > 0)
+            if self.graphs is not None:
+                self.graphs.warm_up(self.fit)
         self.turns.rates = rates_at_start(device, loaded.geometry, self.fit, self.host, self.pool)
         self.use(warm_headroom(device, loaded.geometry, self.fit, settings, loaded.dtype))
 

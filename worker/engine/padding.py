@@ -21,6 +21,11 @@ def padded_rows(rows: int) -> int:
     return _rounded(rows, 8)
 
 
+def shapes(most: int) -> list[int]:
+    """Every count of rows that steps of at most ``most`` rows are padded to, the largest first."""
+    return sorted({padded_rows(rows) for rows in range(1, most + 1)}, reverse=True)
+
+
 def padded_history(rows: int) -> int:
     """``rows`` of history rounded up, by an eighth at most unless there are few."""
     return _rounded(max(rows, GRAPH_HISTORY_MIN_ROWS), 16)

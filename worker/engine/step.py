@@ -235,6 +235,26 @@ def _padded(packed: PackedStep, fit: Fit) -> PackedStep:
     )
 
 
+def blank(rows: int, longest_history: int, fit: Fit) -> PackedStep:
+    """A step of that shape that is all padding."""
+    count = {"positions": 0, "rows": fit.sink_row, "rows_in_place": NOWHERE}
+    history = {"history_starts": fit.sink_row, "in_place": NOWHERE}
+    return PackedStep(
+        plan=StepPlan(-1, ()),
+        contexts=ContextSet((), ()),
+        runs=(),
+        longs={name: np.full(rows, value) for name, value in count.items()} | {"sample_rows": np.arange(rows)},
+        ints={name: np.full(rows + 1, value, np.int32) for name, value in history.items()}
+        | {"query_starts": np.arange(rows + 1, dtype=np.int32), "lengths": np.ones(rows, np.int32)},
+        floats={},
+        longest_query=1,
+        longest_history=longest_history,
+        tail=(),
+        padding=rows,
+        whole=True,
+    )
+
+
 def _pack(plan: StepPlan, fit: Fit) -> PackedStep:
     shares, found = plan.shares, _histories(plan, fit)
     segments = np.array([share.page.index for share in shares], np.int64)
