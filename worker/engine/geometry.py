@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from common.errors import RefusedError
 
-TESTED_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+TESTED_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "qwen3_moe", "mixtral")
 """Model types whose text our tests compare with transformers; others run when nothing below refuses them."""
 
 _REFUSED_ATTRIBUTES = {
@@ -27,7 +27,9 @@ _REFUSED_ATTRIBUTES = {
     "audio_config": "audio beside text",
 }
 _SINK_TYPES = ("gpt_oss",)
-_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+"""Types of positions that change once any request of a batch is longer than the model's original length: up to that
+they are fixed (``model`` keeps them so), beyond it an answer would depend on its neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +87,24 @@ def _refuse_unknown(config: object, model_type: str, context_tokens: int) -> Non
             f"model type {model_type} attends over a sliding window of {window} tokens, which haulier does not do; "
             f"--context-tokens {window} or less needs none"
         )
+    _refuse_positions(config, model_type, context_tokens)
+
+
+def _refuse_positions(config: object, model_type: str, context_tokens: int) -> None:
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, Mapping) else None
-    if kind in _BATCH_DEPENDENT_ROPE:
+    if not isinstance(rope, Mapping):
+        return
+    kind = rope.get("rope_type") or rope.get("type")
+    if kind not in BATCH_DEPENDENT_ROPE:
+        return
+    original = rope.get("original_max_position_embeddings") if kind == "longrope" else None
+    original = original or getattr(config, "original_max_position_embeddings", None)
+    most = original if kind == "longrope" and original else _number(config, "max_position_embeddings", context_tokens)
+    if context_tokens > most:
         raise RefusedError(
-            f"model type {model_type} scales its positions by the longest request of a batch (rope type {kind}), "
-            "so that an answer would depend on its neighbours; haulier does not do that"
+            f"model type {model_type} scales its positions by the longest request of a batch once that has more than "
+            f"{most} tokens (rope type {kind}), so that an answer would depend on its neighbours; haulier does not do "
+            f"that: --context-tokens {most} or less needs none"
         )
 
 

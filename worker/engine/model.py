@@ -15,7 +15,7 @@ import transformers
 
 from common.errors import RefusedError, UsageError
 from worker.engine.device import Device
-from worker.engine.geometry import Geometry, geometry_of
+from worker.engine.geometry import BATCH_DEPENDENT_ROPE, Geometry, geometry_of
 from worker.engine.stopping import Decode
 from worker.model_store import quiet
 
@@ -123,6 +123,7 @@ def from_folder(place: str | Path, device: Device, dtype: str, context_tokens: i
                 place, dtype=wanted, attn_implementation="sdpa"
             )
             module = module.to(device.torch_device)
+            fix_positions(module)
         tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     except (OSError, ValueError, KeyError) as error:
         raise RefusedError(f"--model {place} cannot be loaded: {str(error).splitlines()[0]}") from error
@@ -139,8 +140,17 @@ def from_config(
     with device.running(), device.torch_device:
         build: Any = transformers.AutoModelForCausalLM.from_config
         module = build(config, dtype=dtype, attn_implementation="sdpa")
+    fix_positions(module)
     settle(device)
     return LoadedModel(name, module.eval(), geometry, device, dtype, None, _end_ids(module))
+
+
+def fix_positions(module: Any) -> None:
+    """No frequency is computed again: within the contexts that ``geometry_of`` lets through they never change, and
+    looking whether they should costs a wait for the device in every step."""
+    for part in module.modules():
+        if getattr(part, "rope_type", None) in BATCH_DEPENDENT_ROPE:
+            part.rope_type = "default"
 
 
 def shape_config(name: str, context_tokens: int) -> Any:
