@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from common.errors import RefusedError, UsageError
+from worker import model_files
 from worker.engine.device import Device
 from worker.engine.geometry import BATCH_DEPENDENT_ROPE, Geometry, geometry_of
 from worker.engine.stopping import Decode
@@ -112,23 +114,64 @@ def decoder(tokenizer: Any) -> Decode:
 
 
 def from_folder(place: str | Path, device: Device, dtype: str, context_tokens: int) -> LoadedModel:
-    """Load weights and tokenizer of a local folder or hub id. Raises ``RefusedError`` naming what is wrong with it."""
+    """Load weights and tokenizer of a local folder or hub id. Raises ``RefusedError`` naming what is wrong with it;
+    what haulier does not do is refused before any weight is read."""
     quiet()
     try:
-        config = transformers.AutoConfig.from_pretrained(place)
+        config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
         wanted = chosen_dtype(dtype, config, device.torch_device)
         geometry = geometry_of(config, wanted.itemsize, context_tokens)
+        _refuse_fixed_attention(config)
+        if Path(place).is_dir():
+            model_files.check(Path(place))
         with device.running():
-            module: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                place, dtype=wanted, attn_implementation="sdpa"
-            )
-            module = module.to(device.torch_device)
+            module = _weights(place, wanted).to(device.torch_device)
             fix_positions(module)
         tokenizer = transformers.AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError, KeyError) as error:
-        raise RefusedError(f"--model {place} cannot be loaded: {str(error).splitlines()[0]}") from error
+    except RefusedError as refusal:
+        raise RefusedError(f"--model {place}: {refusal}") from refusal
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise RefusedError(f"--model {place} cannot be loaded: {_first_line(error)}") from error
     settle(device)
     return LoadedModel(str(place), module.eval(), geometry, device, wanted, decoder(tokenizer), _end_ids(module))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _refuse_fixed_attention(config: Any) -> None:
+    """A model whose attention transformers does not let anybody replace cannot be staged."""
+    mapping: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    kind = mapping.get(type(config), None)
+    kind = kind[0] if isinstance(kind, tuple) else kind
+    if kind is None:
+        raise RefusedError(f"model type {config.model_type} does not continue text (no causal language model)")
+    if not kind._can_set_attn_implementation():
+        raise RefusedError(
+            f"model type {config.model_type} does not let its attention be replaced, so haulier cannot stage it"
+        )
+
+
+def _weights(place: str | Path, dtype: torch.dtype) -> Any:
+    """The module. A weight that no file has, or has in another shape, would be made up at random: refused."""
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    module, found = load(
+        place,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        trust_remote_code=False,
+    )
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        raise RefusedError(f"its files have {name} in shape {tuple(stored)}, its config.json says {tuple(wanted)}")
+    absent = sorted(found["missing_keys"])
+    if absent:
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise RefusedError(f"its files have no weights for {absent[0]}{more}: they are not all of this model's")
+    return module
 
 
 def from_config(

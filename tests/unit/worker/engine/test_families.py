@@ -1,4 +1,4 @@
-"""Families of models, whole: the staged bits of each are the resident ones, and its text is what transformers writes."""
+"""Families of models, whole: staged bits are resident ones, and the text is what transformers writes."""
 
 from __future__ import annotations
 
