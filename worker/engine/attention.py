@@ -29,8 +29,10 @@ class StepAttention(Protocol):
         Returns the shape of ``query``."""
 
 
-def _refuse(keywords: dict[str, Any], step: StepAttention) -> None:
+def _refuse(module: torch.nn.Module, keywords: dict[str, Any], step: StepAttention) -> None:
     """What a model asks of attention beyond our call: refused, never approximated."""
+    if keywords.get("is_causal", getattr(module, "is_causal", True)) is False:
+        raise RefusedError("this model's attention sees later tokens too, which haulier does not do")
     for name, words in (("softcap", "soft-capped attention"), ("s_aux", "attention sinks")):
         if keywords.get(name) is not None:
             raise RefusedError(f"this model uses {words}, which haulier does not do")
@@ -56,7 +58,7 @@ def staged_attention(
         raise InvariantError(f"the model did not hand our keyword {KEYWORD} to its attention")
     if attention_mask is not None or dropout:
         raise InvariantError("a mask or dropout arrived at attention: causality is ours and nothing is dropped")
-    _refuse(keywords, step)
+    _refuse(module, keywords, step)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = module.layer_idx
     if not isinstance(layer, int):

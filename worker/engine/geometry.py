@@ -23,6 +23,9 @@ _REFUSED_ATTRIBUTES = {
     "attention_chunk_size": "chunked attention",
     "linear_num_value_heads": "linear attention layers beside dense ones",
     "mamba_d_state": "state-space layers beside dense ones",
+    "ssm_state_size": "state-space layers beside dense ones",
+    "state_size": "state-space layers",
+    "lru_width": "recurrent layers beside dense ones",
     "vision_config": "images beside text",
     "audio_config": "audio beside text",
 }
@@ -67,7 +70,10 @@ def _number(config: object, name: str, otherwise: int | None = None) -> int:
     if value is None:
         value = otherwise
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise RefusedError(f"the model's config has no usable {name} ({value!r}); haulier cannot size its history")
+        raise RefusedError(
+            f"model type {getattr(config, 'model_type', 'unknown')} has no usable {name} in its config ({value!r}), so "
+            "haulier cannot size its history; it runs models that continue text"
+        )
     return value
 
 
@@ -77,11 +83,24 @@ def _refuse_unknown(config: object, model_type: str, context_tokens: int) -> Non
             raise RefusedError(f"model type {model_type} uses {words} ({name}), which haulier does not do")
     if model_type in _SINK_TYPES:
         raise RefusedError(f"model type {model_type} uses attention sinks, which haulier does not do")
-    kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-    other = sorted({str(kind) for kind in kinds} - {"full_attention", "attention"})
+    quantised = getattr(config, "quantization_config", None)
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+        raise RefusedError(
+            f"the model's weights are quantised ({method or type(quantised).__name__}), which haulier does not do: it "
+            "runs float32, bfloat16 and float16; give the model it was made from"
+        )
+    window = getattr(config, "sliding_window", None)
+    kinds = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
+    windowed = kinds.count("sliding_attention")
+    if windowed:
+        raise RefusedError(
+            f"model type {model_type} attends over a sliding window of {window} tokens in {windowed} of its "
+            f"{len(kinds)} layers, which haulier does not do"
+        )
+    other = sorted(set(kinds) - {"full_attention", "attention"})
     if other:
         raise RefusedError(f"model type {model_type} has layers of type {', '.join(other)}, which haulier does not do")
-    window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True) and window < context_tokens:
         raise RefusedError(
             f"model type {model_type} attends over a sliding window of {window} tokens, which haulier does not do; "

@@ -28,7 +28,7 @@ LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 32}
     [
         ("gemma2", {}, "soft-capped attention"),
         ("gpt_oss", {}, "sinks"),
-        ("llama", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "sliding_attention"),
+        ("llama", {"layer_types": ["full_attention", "conv", "full_attention"]}, "layers of type conv"),
         ("mistral", {"sliding_window": 16}, "sliding window of 16"),
         ("llama", {"kv_lora_rank": 16}, "latent attention"),
         ("llama", {"linear_num_value_heads": 4}, "linear attention"),
