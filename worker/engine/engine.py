@@ -35,6 +35,7 @@ from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.host_pool import HostPool
 from worker.engine.intake import Intake, Prompts
 from worker.engine.landing import Enqueued, landed_tokens
+from worker.engine.linear_states import LinearStates
 from worker.engine.link_rate import rates_at_start
 from worker.engine.model import LoadedModel
 from worker.engine.page_leases import PageLeases
@@ -118,9 +119,12 @@ class Engine:
         self._behind: Enqueued | None = None
         self._closed: Quarantine | None = None
         self._stack = ExitStack()
-        self._stack.enter_context(registered(loaded.module))
+        self._stack.enter_context(registered(loaded.module, loaded.geometry.dense))
+        self.states = LinearStates(device, loaded.geometry.linear, self.fit.segments, loaded.dtype)
+        self._stack.enter_context(self.states.installed(loaded.module))
         with device.running(), torch.no_grad():
-            warm_up(loaded, self.pool.slots or self.pool.layers, shared=self.fit.longs > 0)
+            rows = self.pool.slots or self.pool.layers
+            warm_up(loaded, rows, shared=self.fit.longs > 0, states=self.states)
         self.turns.rates = rates_at_start(device, loaded.geometry, self.fit, self.host, self.pool)
         self.use(warm_headroom(device, loaded.geometry, self.fit, settings, loaded.dtype))
 
@@ -279,6 +283,7 @@ class Engine:
             use_cache=False,
             logits_to_keep=live.tensors["sample_rows"],
             **{KEYWORD: live},
+            **self.states.keywords(live.packed.plan, live.tensors),
         ).logits[0]
         return out
 

@@ -13,6 +13,7 @@ from worker.engine.attention import KEYWORD
 from worker.engine.device_pool import Rows
 from worker.engine.joined import attend_joined
 from worker.engine.kernels import Spans, attend
+from worker.engine.linear_states import LinearStates
 from worker.engine.model import LoadedModel
 from worker.engine.sampler import Chances, choose
 
@@ -46,8 +47,11 @@ class Probe:
         return attend(query, self.rows.key, self.rows.value, self.spans, scale)
 
 
-def warm_up(loaded: LoadedModel, pieces: tuple[Rows, ...], *, shared: bool = False) -> None:
-    """Run the passes, with ``shared`` also as steps that share a history are attended. Raises ``RefusedError`` for a
+def warm_up(
+    loaded: LoadedModel, pieces: tuple[Rows, ...], *, shared: bool = False, states: LinearStates | None = None
+) -> None:
+    """Run the passes, with ``shared`` also as steps that share a history are attended; a hybrid's over ``states`` that
+    nobody owns yet. Raises ``RefusedError`` for a
     model whose attention is not what its config said."""
     geometry = loaded.geometry
     where = loaded.device.torch_device
@@ -63,6 +67,7 @@ def warm_up(loaded: LoadedModel, pieces: tuple[Rows, ...], *, shared: bool = Fal
             use_cache=False,
             logits_to_keep=torch.tensor([width - 1], device=where),
             **{KEYWORD: probe},
+            **({} if states is None else states.probe(width)),
         ).logits[0]
         one = torch.ones(1, device=where)
         choose(logits, Chances(one, one * 0.5, one * 0.5, torch.ones(1, dtype=torch.int64, device=where)))

@@ -27,6 +27,21 @@ from worker.structures import Sampling
 
 __all__ = ["Outcome", "Scenario", "same", "together"]
 
+HYBRID = {
+    "num_hidden_layers": 5,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+"""Changes for a hybrid: layers 1 and 3 are dense, 0, 2 and 4 linear."""
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
 VOCABULARY = 97
 CONTEXT = 48
 PAGE = 4

@@ -43,6 +43,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {"pad_token_id": 0}),
     "qwen3_moe": ("qwen3_moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_next": ("qwen3_next", rigs.HYBRID | rigs.EXPERTS),
+    "qwen3_5": ("qwen3_5_text", rigs.HYBRID),
 }
 
 

@@ -42,6 +42,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "recurrent": ("recurrent_gemma", {}, "model type recurrent_gemma uses recurrent layers"),
     "chunks": ("llama4_text", {}, "model type llama4_text"),
     "other linear attention": ("minimax", {}, "model type minimax has layers of type linear_attention"),
+    "linear attention beside dense": ("olmo_hybrid", {}, "model type olmo_hybrid uses linear attention of a kind"),
     "linear biases, not replaceable": ("bloom", {}, "model type bloom does not let its attention be replaced"),
     "not replaceable": ("gpt_neo", {}, "model type gpt_neo does not let its attention be replaced"),
     "no text to continue": ("vit", {}, "model type vit has no usable vocab_size"),
