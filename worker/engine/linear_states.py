@@ -88,8 +88,8 @@ class _Cache:
     def __init__(self, layer: int, states: _LayerStates) -> None:
         self.layers = {layer: states}
 
-    def has_previous_state(self, layer: int) -> bool:
-        return layer in self.layers
+    def has_previous_state(self, layer: int, state_idx: int = 0) -> bool:
+        return state_idx in self.layers[layer].conv_states
 
     def is_recording_past(self, layer: int) -> bool:
         return self.layers[layer].record_past

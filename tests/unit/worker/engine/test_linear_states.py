@@ -22,7 +22,16 @@ from worker.engine.contexts import StepPlan
 from worker.engine.fit import fit
 from worker.engine.geometry import LinearLayers
 from worker.engine.lanes import Temperament
-from worker.engine.linear_states import KEYWORD, Chunk, LinearStates, StepRows, _Cache, _LayerStates, chunks_of
+from worker.engine.linear_states import (
+    KEYWORD,
+    Chunk,
+    LinearStates,
+    StepRows,
+    _Cache,
+    _cache_name,
+    _LayerStates,
+    chunks_of,
+)
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel
 from worker.structures import Sampling
@@ -255,6 +264,34 @@ def test_states_of_another_shape_or_type_are_refused() -> None:
             cache.update_recurrent_state(wrong, 0)
     with pytest.raises(RefusedError, match="convolution state"):
         cache.update_conv_state(torch.ones(1, 6, 2, dtype=torch.float64), 0)
+
+
+@pytest.mark.parametrize("name", ["cache", "cache_params"])
+def test_releases_name_the_cache_as_they_like(name: str) -> None:
+    """In life: transformers 5.17 and 5.24: another name, and other questions to it."""
+
+    def older(hidden_states: torch.Tensor, cache_params: Any = None, **keywords: Any) -> torch.Tensor:
+        assert cache_params.has_previous_state(2, state_idx=0)
+        assert cache_params.has_previous_state(2)
+        layer = cache_params.layers[2]
+        assert not layer.record_past
+        layer.conv_states[0].add_(1)
+        cache_params.update_recurrent_state(layer.recurrent_states[0] + 1, 2)
+        return hidden_states
+
+    def newer(hidden_states: torch.Tensor, cache: Any = None, **keywords: Any) -> torch.Tensor:
+        assert not cache.is_recording_past(2)
+        cache.get_conv_state(2, state_idx=0).add_(1)
+        cache.update_recurrent_state(cache.get_recurrent_state(2, state_idx=0) + 1, 2)
+        return hidden_states
+
+    forward = newer if name == "cache" else older
+    assert _cache_name(forward) == name
+    held = _LayerStates(torch.zeros(1, 6, 4), torch.zeros(1, 2, 3, 3))
+    forward(torch.zeros(1), **{name: _Cache(2, held)})
+    assert bool((held.conv == 1).all() and (held.recurrent == 1).all())
+    with pytest.raises(RefusedError, match="a way that is new"):
+        _cache_name(lambda hidden_states: hidden_states)
 
 
 def test_a_cache_or_mask_of_others_is_a_bug() -> None:
