@@ -24,6 +24,7 @@ TESTED_TYPES = (
     "mixtral",
     "qwen3_next",
     "qwen3_5_text",
+    "qwen3_5_moe_text",
 )
 """Model types whose text our tests compare with transformers; others run when nothing below refuses them."""
 
@@ -120,6 +121,17 @@ def _number(config: object, name: str, otherwise: int | None = None) -> int:
     return value
 
 
+def refuse_quantised(config: object) -> None:
+    """Raise ``RefusedError`` for weights that are stored quantised."""
+    quantised = getattr(config, "quantization_config", None)
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+        raise RefusedError(
+            f"the model's weights are quantised ({method or type(quantised).__name__}), which haulier does not do: it "
+            "runs float32, bfloat16 and float16; give the model it was made from"
+        )
+
+
 def _refuse_unknown(config: object, model_type: str, context_tokens: int) -> None:
     for name, words in _REFUSED_ATTRIBUTES.items():
         if getattr(config, name, None):
@@ -128,13 +140,7 @@ def _refuse_unknown(config: object, model_type: str, context_tokens: int) -> Non
         raise RefusedError(f"model type {model_type} uses linear attention of a kind which haulier does not do")
     if model_type in _SINK_TYPES:
         raise RefusedError(f"model type {model_type} uses attention sinks, which haulier does not do")
-    quantised = getattr(config, "quantization_config", None)
-    if quantised:
-        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
-        raise RefusedError(
-            f"the model's weights are quantised ({method or type(quantised).__name__}), which haulier does not do: it "
-            "runs float32, bfloat16 and float16; give the model it was made from"
-        )
+    refuse_quantised(config)
     window = getattr(config, "sliding_window", None)
     kinds = [str(kind) for kind in getattr(config, "layer_types", None) or ()]
     windowed = kinds.count("sliding_attention")

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from common.errors import RefusedError, UsageError
 from worker import model_files
 from worker.engine.device import Device
-from worker.engine.geometry import BATCH_DEPENDENT_ROPE, Geometry, geometry_of
+from worker.engine.geometry import BATCH_DEPENDENT_ROPE, Geometry, geometry_of, refuse_quantised
 from worker.engine.stopping import Decode
 from worker.model_store import quiet
 
@@ -120,7 +120,8 @@ def from_folder(place: str | Path, device: Device, dtype: str, context_tokens: i
     try:
         config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
         wanted = chosen_dtype(dtype, config, device.torch_device)
-        geometry = geometry_of(config, wanted.itemsize, context_tokens)
+        refuse_quantised(config)
+        geometry = geometry_of(_text_part(config), wanted.itemsize, context_tokens)
         _refuse_fixed_attention(config)
         if Path(place).is_dir():
             model_files.check(Path(place))
@@ -141,11 +142,23 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _refuse_fixed_attention(config: Any) -> None:
-    """A model whose attention transformers does not let anybody replace cannot be staged."""
+def _causal_class(config: Any) -> Any:
+    """The class that continues text, or None."""
     mapping: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     kind = mapping.get(type(config), None)
-    kind = kind[0] if isinstance(kind, tuple) else kind
+    return kind[0] if isinstance(kind, tuple) else kind
+
+
+def _text_part(config: Any) -> Any:
+    """What the loaded class runs: of a model of text and images whose class for text alone is another one, that one's
+    config; else ``config`` itself."""
+    text, kind = config.get_text_config(), _causal_class(config)
+    return text if kind is not None and kind.config_class is type(text) else config
+
+
+def _refuse_fixed_attention(config: Any) -> None:
+    """A model whose attention transformers does not let anybody replace cannot be staged."""
+    kind = _causal_class(config)
     if kind is None:
         raise RefusedError(f"model type {config.model_type} does not continue text (no causal language model)")
     if not kind._can_set_attn_implementation():

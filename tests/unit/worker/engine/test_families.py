@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_next": ("qwen3_next", rigs.HYBRID | rigs.EXPERTS),
     "qwen3_5": ("qwen3_5_text", rigs.HYBRID),
+    "qwen3_5_moe": ("qwen3_5_moe_text", rigs.HYBRID | rigs.EXPERTS),
 }
 
 
 def test_what_is_called_tested_is() -> None:
     """A worker warns of a type that is not among these."""
     assert {model_type for model_type, _ in FAMILIES.values()} == set(TESTED_TYPES)
+
+
+def test_the_page_of_models_names_them() -> None:
+    """docs/models.md is where a user looks."""
+    page = (Path(__file__).parents[4] / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = page.partition("## Tested")[2].partition("## Hybrids")[0]
+    firsts = [line.split("|")[1] for line in rows.splitlines() if line.startswith("|")]
+    named = {name for first in firsts for name in re.findall(r"`(\w+)`", first)}
+    assert named == set(TESTED_TYPES)
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))

@@ -33,7 +33,8 @@ from worker.engine.linear_states import (
     chunks_of,
 )
 from worker.engine.local import LocalEngine
-from worker.engine.model import LoadedModel
+from worker.engine.model import LoadedModel, from_config
+from worker.engine.virtual_device import VirtualDevice
 from worker.structures import Sampling
 
 LINEAR = (0, 2, 4)
@@ -86,6 +87,19 @@ def test_cells_of_a_hybrid_have_the_bits_of_the_reference() -> None:
     rows = list(table(hybrid, base, companies=("8 mixed with churn", "8 on shared histories"), lengths=("long",)))
     assert len(rows) == 2
     assert all(row.repeats and all(cell.passed for cell in row.cells) for row in rows)
+
+
+def test_half_precision_of_a_hybrid_is_staged_bit_for_bit() -> None:
+    """H4 in the type that a GPU runs: convolution states are bfloat16, recurrent ones float32."""
+    config = rigs.config("qwen3_next", **rigs.HYBRID, **rigs.EXPERTS)
+
+    def loaded() -> LoadedModel:
+        return from_config(config, VirtualDevice(Temperament.LATE), torch.bfloat16, rigs.CONTEXT)
+
+    staged = rigs.run(loaded(), rigs.CHURN)
+    assert staged.local.engine.states.conv.dtype is torch.bfloat16
+    assert staged.local.engine.states.recurrent.dtype is torch.float32
+    assert rigs.same(staged, rigs.run(loaded(), rigs.CHURN, residency="full"))
 
 
 def test_two_requests_together_read_as_each_alone() -> None:

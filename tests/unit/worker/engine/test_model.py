@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from common.errors import RefusedError, UsageError
@@ -146,3 +147,22 @@ def test_weights_of_another_shape_are_refused_in_one_line(tmp_path: Path) -> Non
     with pytest.raises(RefusedError, match=words) as refused:
         load_folder(folder)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_the_text_part_of_a_model_of_text_and_images_is_run(tmp_path: Path) -> None:
+    """In life: Qwen3.5 comes with a part for images; the class that continues text leaves it out."""
+    text = rigs.config("qwen3_5_text", **rigs.HYBRID)
+    images = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32}
+    config = transformers.AutoConfig.for_model("qwen3_5", text_config=text.to_dict(), vision_config=images)
+    torch.manual_seed(0)
+    whole = transformers.Qwen3_5ForConditionalGeneration._from_config(config).eval()
+    rigs.saved(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    whole.save_pretrained(tmp_path)
+    loaded = load_folder(tmp_path)
+    assert (loaded.geometry.model_type, loaded.geometry.layers) == ("qwen3_5_text", 2)
+    scenario = rigs.together(9, 4)
+    outcome = rigs.run(loaded, scenario)
+    for number in range(2):
+        prompt = scenario.prompt(number, rigs.VOCABULARY)
+        assert list(outcome.tokens[number]) == rigs.generated(whole, prompt, 5)

@@ -47,6 +47,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "not replaceable": ("gpt_neo", {}, "model type gpt_neo does not let its attention be replaced"),
     "no text to continue": ("vit", {}, "model type vit has no usable vocab_size"),
     "images": ("llava", {}, "images beside text"),
+    "images in the same class": ("gemma3", {}, "model type gemma3 uses images beside text"),
+    "quantised beside images": ("qwen3_5", {"quantization_config": {"quant_method": "fp8"}}, r"quantised \(fp8\)"),
     "quantised": ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantised \(gptq\)"),
     "positions of the longest request": (
         "phi3",
