@@ -31,11 +31,12 @@ from worker.engine.device_pool import DevicePool
 from worker.engine.drafts import Drafts
 from worker.engine.fit import fit, never_fits
 from worker.engine.fused import adapted
-from worker.engine.graphs import Graphs
+from worker.engine.graphs import graphs_of
 from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.host_pool import HostPool
 from worker.engine.intake import Intake, Prompts
 from worker.engine.landing import Enqueued, landed_tokens
+from worker.engine.linear_states import LinearStates
 from worker.engine.link_rate import rates_at_start
 from worker.engine.model import LoadedModel
 from worker.engine.page_leases import PageLeases
@@ -112,9 +113,7 @@ class Engine:
         self._last = device.allocate_device((self.fit.segments,), torch.int64)
         addresses = Addresses(device, self.fit, loaded.geometry.layers)
         self.route = self._make_route(addresses)
-        self.graphs: Graphs | None = None
-        if settings.graphs == "on" or (settings.graphs == "auto" and device.kind == "cuda"):
-            self.graphs = Graphs(loaded, self.route, addresses, self.fit.concurrency, settings.context_tokens)
+        self.graphs = graphs_of(settings, loaded, self.route, addresses, self.fit)
         self._contexts: dict[LineRef, Context] = {}
         self._answers: dict[int, Answer] = {}
         self._planned = 0
@@ -123,11 +122,14 @@ class Engine:
         self._behind: Enqueued | None = None
         self._closed: Quarantine | None = None
         self._stack = ExitStack()
+        self.states = LinearStates(device, loaded.geometry.linear, self.fit.segments, loaded.dtype)
+        self._stack.enter_context(self.states.installed(loaded.module))
         with device.running(), torch.no_grad():
             self._log.info("kernels", fused=self._stack.enter_context(adapted(loaded)))
-            warm_up(loaded, self.pool.slots or self.pool.layers, shared=self.fit.longs > 0)
+            rows = self.pool.slots or self.pool.layers
+            warm_up(loaded, rows, shared=self.fit.longs > 0, states=self.states)
             if self.graphs is not None:
-                self.graphs.warm_up(self.fit)
+                self.graphs.warm_up()
         self.turns.rates = rates_at_start(device, loaded.geometry, self.fit, self.host, self.pool)
         self.use(warm_headroom(device, loaded.geometry, self.fit, settings, loaded.dtype))
 
@@ -288,7 +290,8 @@ class Engine:
         if live.packed.whole and self.graphs is not None:
             logits = self.graphs.forward(live, ids)
         else:
-            logits = self.loaded.logits(ids, live.tensors["positions"], live.tensors["sample_rows"], live)
+            states = self.states.keywords(live.packed.plan, live.tensors)
+            logits = self.loaded.logits(ids, live.tensors["positions"], live.tensors["sample_rows"], live, **states)
         return logits[: live.packed.sampled_rows]
 
     def _sample(self, now: Enqueued, live: LiveStep, logits: torch.Tensor) -> None:

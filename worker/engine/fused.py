@@ -7,6 +7,7 @@ is known of models by name. Both routes run the same kernels (H4). Everything is
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ def library(where: torch.device) -> Kernels | None:
 @contextmanager
 def adapted(loaded: LoadedModel) -> Iterator[tuple[str, ...]]:
     """While it is entered the model's attention is ours and its small operations are fused; gives what was fused."""
-    with registered(loaded.module), fused(loaded, library(loaded.device.torch_device)) as names:
+    with registered(loaded.module, loaded.geometry.dense), fused(loaded, library(loaded.device.torch_device)) as names:
         yield names
 
 
@@ -88,7 +89,9 @@ def fused(loaded: LoadedModel, kernels: Kernels | None) -> Iterator[tuple[str, .
 
 
 def _forward(module: Any, kernels: Kernels) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """The fused form of a module that looks like RMSNorm or like a gated MLP."""
+    """The fused form of a module that looks like RMSNorm or like a gated MLP, and takes one tensor as those do."""
+    if len(inspect.signature(module.forward).parameters) != 1:
+        return None
     eps, weight = getattr(module, "variance_epsilon", None), getattr(module, "weight", None)
     if isinstance(eps, float) and isinstance(weight, nn.Parameter) and weight.dim() == 1:
         return lambda x: kernels.norm(x, weight, eps)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from common.config import EngineSettings
 from common.errors import InvariantError
 from common.limits import GRAPHS_MAX_COUNT
 from worker.engine.addresses import Addresses, LayerAddress
@@ -45,15 +46,25 @@ class InPlace:
         return self.route.call(self.packed, self.layers[layer], query, key, value, scale)
 
 
-class Graphs:
-    """Of one engine, for steps of at most ``concurrency`` rows. One thread, the engine's."""
+def graphs_of(
+    settings: EngineSettings, loaded: LoadedModel, route: Route, addresses: Addresses, fit: Fit
+) -> Graphs | None:
+    """As the settings have it. A hybrid's steps are never whole: its states are found by lists that a step carries."""
+    if loaded.geometry.linear is not None or settings.graphs == "off":
+        return None
+    if settings.graphs == "auto" and loaded.device.kind != "cuda":
+        return None
+    return Graphs(loaded, route, addresses, fit, settings.context_tokens)
 
-    def __init__(
-        self, loaded: LoadedModel, route: Route, addresses: Addresses, concurrency: int, context_tokens: int
-    ) -> None:
+
+class Graphs:
+    """Of one engine. One thread, the engine's."""
+
+    def __init__(self, loaded: LoadedModel, route: Route, addresses: Addresses, fit: Fit, context_tokens: int) -> None:
+        self._fit = fit
         self._loaded, self._device, self._route, self._addresses = loaded, loaded.device, route, addresses
         self._context_tokens = context_tokens
-        self._shapes = shapes(concurrency)
+        self._shapes = shapes(fit.concurrency)
         most = self._shapes[0]
         where = loaded.device.torch_device
         self._inputs = {
@@ -87,13 +98,13 @@ class Graphs:
         self._route.attended += self._loaded.geometry.layers
         return logits
 
-    def warm_up(self, fit: Fit) -> None:
+    def warm_up(self) -> None:
         """Capture each shape of short histories, before the first step, where capturing saves anything."""
         if self._device.kind != "cuda":
             return
         history = padded_history(1)
         for rows in self._shapes:
-            packed = self._now = blank(rows, history, fit)
+            packed = self._now = blank(rows, history, self._fit)
             for name, array in (packed.longs | packed.ints).items():
                 self._inputs[name][: array.size].copy_(torch.from_numpy(array))
             self._first((rows, history))
