@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from common.errors import InvariantError
-from worker.structures import Sampling
+from worker.structures import Choice, Sampling, TokenLogprob
 
 Decode = Callable[[Sequence[int]], str]
 _INCOMPLETE = "\ufffd"
@@ -27,6 +27,7 @@ class Answer:
         if sampling.stop and decode is None:
             raise InvariantError("stop strings need a decoder")
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
         self.reason: str | None = None
         self.text_chars: int | None = None
         self._sampling = sampling
@@ -39,14 +40,23 @@ class Answer:
         self._tail = 0
         self._seen = 0
 
-    def add(self, token: int) -> str | None:
-        """Take the next token; ``stop`` or ``length`` when the answer ends with it. Later tokens are surplus."""
+    @property
+    def choice(self) -> Choice:
+        """As a result tells it, once it has ended."""
+        told = tuple(self.logprobs[: len(self.token_ids)])
+        return Choice(tuple(self.token_ids), self.reason or "", self.text_chars, told)
+
+    def add(self, token: int, told: TokenLogprob | None = None) -> str | None:
+        """Take the next token, with what is told of it; ``stop`` or ``length`` when the answer ends with it. Later
+        tokens are surplus."""
         if self.reason is not None:
             raise InvariantError(f"a token after the answer ended ({self.reason})")
         if token in self._stop_ids:
             self.reason = "stop"
             return self.reason
         self.token_ids.append(token)
+        if told is not None:
+            self.logprobs.append(told)
         if self._stops and self._stopped():
             self.reason = "stop"
         elif len(self.token_ids) >= self._sampling.max_tokens:
