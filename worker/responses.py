@@ -6,26 +6,52 @@ A result's body is the output line's ``response.body``; the broker writes the li
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from common import limits
 from common.messages import LineRef, Result
-from worker.structures import Finished, Outcome
+from worker import logprobs
+from worker.structures import Choice, Finished, Outcome, Request
 
+_NO_PIECES: Mapping[int, bytes] = MappingProxyType({})
 CHAT_URL = "/v1/chat/completions"
 COMPLETIONS_URL = "/v1/completions"
 
 
-def answered(finished: Finished, text: str, created: float, fingerprint: str) -> Outcome:
-    """The result of a request that ran to its end; ``text`` is all of its answer's tokens as text."""
-    request = finished.request
-    text = text if finished.text_chars is None else text[: finished.text_chars]
-    prompt_tokens, completion_tokens = request.prompt_tokens, len(finished.token_ids)
+def answered(
+    finished: Finished, texts: Sequence[str], created: float, fingerprint: str, pieces: Mapping[int, bytes] = _NO_PIECES
+) -> Outcome:
+    """The result of a request that ran to its end; ``texts`` are all tokens of each of its answers as text, ``pieces``
+    the bytes of each token that log probabilities are told of."""
+    request, choices = finished.request, finished.choices
+    written = [
+        _choice(request, index, choice, text, pieces)
+        for index, (choice, text) in enumerate(zip(choices, texts, strict=True))
+    ]
+    prompt_tokens, completion_tokens = request.prompt_tokens, sum(len(choice.token_ids) for choice in choices)
     body = (_CHAT if request.url == CHAT_URL else _COMPLETION) % (
-        _name(request.ref), _text(text), _text(finished.reason), created, _text(request.model),
+        _name(request.ref), ",".join(written), created, _text(request.model),
         _text(fingerprint) if fingerprint else "null", prompt_tokens, completion_tokens,
         prompt_tokens + completion_tokens,
     )  # fmt: skip
-    return Outcome(request.ref, "ok", 200, prompt_tokens, completion_tokens, body.encode("utf-8", errors="replace"))
+    encoded = body.encode("utf-8", errors="replace")
+    if len(encoded) > limits.LINE_MAX_BYTES:
+        words = (
+            f"the answer has {len(encoded)} bytes; {limits.LINE_MAX_BYTES} are the most: ask for fewer logprobs or n"
+        )
+        return failed(request.ref, 400, "answer_too_long", words, None, prompt_tokens)
+    return Outcome(request.ref, "ok", 200, prompt_tokens, completion_tokens, encoded)
+
+
+def _choice(request: Request, index: int, choice: Choice, text: str, pieces: Mapping[int, bytes]) -> str:
+    text = text if choice.text_chars is None else text[: choice.text_chars]
+    chat = request.url == CHAT_URL
+    told = "null"
+    if request.sampling.shape is not None and request.sampling.shape.logprobs >= 0:
+        told = _ENCODER.encode((logprobs.of_chat if chat else logprobs.of_completion)(choice, pieces))
+    return (_CHAT_CHOICE if chat else _COMPLETION_CHOICE) % (index, _text(text), told, _text(choice.reason))
 
 
 def failed(
@@ -45,14 +71,14 @@ def cancelled(ref: LineRef, prompt_tokens: int = 0, completion_tokens: int = 0) 
 _text = json.encoder.encode_basestring
 """A JSON string of a str."""
 _REST = (
-    ',"logprobs":null,"finish_reason":%s}],"created":%d,"model":%s,"system_fingerprint":%s,'
+    ',"choices":[%s],"created":%d,"model":%s,"system_fingerprint":%s,'
     '"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}}'
 )
-_CHAT = (
-    '{"id":"chatcmpl-%s","object":"chat.completion",'
-    '"choices":[{"index":0,"message":{"role":"assistant","content":%s,"refusal":null}' + _REST
-)
-_COMPLETION = '{"id":"cmpl-%s","object":"text_completion","choices":[{"index":0,"text":%s' + _REST
+_CHAT = '{"id":"chatcmpl-%s","object":"chat.completion"' + _REST
+_COMPLETION = '{"id":"cmpl-%s","object":"text_completion"' + _REST
+_TOLD = ',"logprobs":%s,"finish_reason":%s}'
+_CHAT_CHOICE = '{"index":%d,"message":{"role":"assistant","content":%s,"refusal":null}' + _TOLD
+_COMPLETION_CHOICE = '{"index":%d,"text":%s' + _TOLD
 """A body is the same words around a few values each time: written out, it costs a tenth of encoding it from parts."""
 
 

@@ -6,10 +6,11 @@ it for seconds), so that the session beats on. What a body may ask for is ``work
 
 from __future__ import annotations
 
+import json
 import queue
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +20,11 @@ from common.errors import RefusedError
 from common.messages import LineRef
 from worker import request_rules as rules
 from worker import responses
+from worker.logprobs import ids_of
+from worker.parameters import RequestError
+from worker.pieces import piece_bytes
 from worker.prefixes import Prefixes, own_too_long
-from worker.request_rules import Asked, RequestError, Serving
+from worker.request_rules import Asked, Serving
 from worker.structures import Finished, Outcome, Prepared, Request, TokenizeJob
 
 
@@ -40,6 +44,10 @@ class TextCodec(Protocol):
 
     def decode(self, answers: Sequence[Sequence[int]]) -> list[str]:
         """The text of each answer, special tokens left out."""
+        ...
+
+    def pieces(self, ids: Iterable[int]) -> dict[int, bytes]:
+        """The bytes of each token by itself; of an id that is none, no bytes."""
         ...
 
 
@@ -62,6 +70,9 @@ class HubCodec:
         self._backend = backend
         self._template_errors = (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError)
         self.vocabulary = len(self._tokenizer)
+        self._added = self._backend.get_added_tokens_decoder()
+        spelling = json.loads(self._backend.to_str()).get("decoder")
+        self._byte_level = '"ByteLevel"' in json.dumps(spelling)
 
     def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
         if not self._tokenizer.chat_template:
@@ -82,6 +93,13 @@ class HubCodec:
     def decode(self, answers: Sequence[Sequence[int]]) -> list[str]:
         decoded = self._backend.decode_batch([list(one) for one in answers], skip_special_tokens=True)
         return [str(one) for one in decoded]
+
+    def pieces(self, ids: Iterable[int]) -> dict[int, bytes]:
+        found = {}
+        for one in ids:
+            piece = self._backend.id_to_token(one) or ""  # a model may have more ids than its tokenizer has tokens
+            found[one] = piece_bytes(piece, byte_level=self._byte_level, added=one in self._added)
+        return found
 
 
 class Preparer:
@@ -147,6 +165,7 @@ class Preparer:
             by_job.setdefault(one.request.ref.job, []).append(one)
         for name, ones in by_job.items():
             for one, prefix in zip(ones, self._prefixes.share(name, [one.token_ids for one in ones]), strict=True):
+                prefix = prefix or self._prefixes.of_choices(one)
                 if prefix is not None:
                     done[one.request.ref] = one._replace(request=one.request._replace(shared=prefix))
             self._warn(name, [found.request for one in ones if isinstance(found := done[one.request.ref], Prepared)])
@@ -186,18 +205,20 @@ class Preparer:
             return [_broken(finished[0].request.ref, failure)]
 
     def _answer(self, finished: Sequence[Finished]) -> list[Outcome]:
-        texts = self._codec.decode([one.token_ids for one in finished])
+        texts = iter(self._codec.decode([choice.token_ids for one in finished for choice in one.choices]))
         now = self._clock.wall()
-        return [self._outcome(one, text, now) for one, text in zip(finished, texts, strict=True)]
+        return [self._outcome(one, [next(texts) for _ in one.choices], now) for one in finished]
 
-    def _outcome(self, one: Finished, text: str, now: float) -> Outcome:
+    def _outcome(self, one: Finished, texts: Sequence[str], now: float) -> Outcome:
         request = one.request
         if one.reason == "cancelled":
-            outcome = responses.cancelled(request.ref, request.prompt_tokens, len(one.token_ids))
+            made = sum(len(choice.token_ids) for choice in one.choices)
+            outcome = responses.cancelled(request.ref, request.prompt_tokens, made)
         elif one.reason == "failed":
             outcome = responses.failed(request.ref, 500, "engine_error", one.error, None, request.prompt_tokens)
         else:
-            outcome = responses.answered(one, text, now, self._fingerprint)
+            told = set().union(*(ids_of(choice) for choice in one.choices))
+            outcome = responses.answered(one, texts, now, self._fingerprint, self._codec.pieces(told) if told else {})
         return outcome._replace(notes=one.notes) if one.notes else outcome
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from common import limits
 from common.messages import LineRef
 from worker.request_rules import COMPLETIONS_MAX_TOKENS_DEFAULT, OFF, RequestError, Serving, read, sampling
 from worker.responses import CHAT_URL, COMPLETIONS_URL
-from worker.structures import Sampling
+from worker.structures import Sampling, Shape
 
 REF = LineRef("11111111-1111-4111-8111-111111111111", 3, 1)
 SERVING = Serving("m", 100, 1000, (2,))
+MANY = {str(one): 1 for one in range(limits.LOGIT_BIAS_MAX_COUNT + 1)}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -38,6 +40,40 @@ def test_what_is_asked_for_is_what_is_done() -> None:
     """All supported parameters at once."""
     found = chat(temperature=0.5, top_p=0.9, top_k=7, seed=42, max_tokens=5, stop=["a", "b"], n=1, stream=False)
     assert found == Sampling(5, 0.5, 0.9, 7, 42, ("a", "b"), (2,))
+
+
+def test_what_is_asked_of_logits_is_what_is_done() -> None:
+    """Penalties, bias, min_p, choices, stop ids, log probabilities; all of them off is no shape at all."""
+    found = chat(
+        max_tokens=5, seed=1, min_p=0.1, n=3, stop_token_ids=[7, 8], logit_bias={"5": -100, "6": 1.5},
+        presence_penalty=0.5, frequency_penalty=-1, repetition_penalty=1.25, logprobs=True, top_logprobs=4,
+    )  # fmt: skip
+    shape = Shape(1.25, 0.5, -1.0, ((5, -100.0), (6, 1.5)), 4)
+    assert found == Sampling(5, 1.0, 1.0, 0, 1, (), (2, 7, 8), 0.1, 3, shape)
+    off = {"min_p": 0, "n": 1, "logit_bias": {}, "presence_penalty": 0, "repetition_penalty": 1, "stop_token_ids": []}
+    assert chat(max_tokens=5, seed=1, logprobs=False, **off) == Sampling(5, 1.0, 1.0, 0, 1, (), (2,))
+    assert chat(logprobs=True).shape == Shape(logprobs=0)
+
+
+def test_a_completion_counts_its_log_probabilities() -> None:
+    """The legacy interface: a number of them, 0 for the token's own alone."""
+    assert completion(logprobs=3).shape == Shape(logprobs=3)
+    assert completion(logprobs=0).shape == Shape(logprobs=0)
+    assert completion(logprobs=None).shape is completion(logprobs=False).shape is None
+    assert refusal(completion, logprobs=6).code == "invalid_value"
+    assert refusal(completion, logprobs=True).code == "invalid_type"
+    assert refusal(completion, top_logprobs=2).code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_penalties_do_not_go_with_drafts(name: str) -> None:
+    """A drafted token would be counted before it is taken: refused with the setting's name. The rest goes."""
+    body = {"model": "m", "messages": MESSAGES, "logit_bias": {"5": 1}, "logprobs": True, "min_p": 0.1, "n": 2}
+    drafting = replace(SERVING, drafting=True)
+    assert read(REF, CHAT_URL, json.dumps(body).encode(), drafting).choices == 2
+    with pytest.raises(RequestError, match="--draft-tokens") as caught:
+        read(REF, CHAT_URL, json.dumps(body | {name: 1.5}).encode(), drafting)
+    assert caught.value.param == name
 
 
 def test_absent_parameters_are_what_the_service_documents() -> None:
@@ -88,15 +124,33 @@ def test_the_newer_name_of_max_tokens_counts() -> None:
         ({"stop": ["a", 5]}, "invalid_type", "stop"),
         ({"stop": ""}, "invalid_value", "stop"),
         ({"stop": ["x"] * (limits.STOP_STRINGS_MAX_COUNT + 1)}, "invalid_value", "stop"),
-        ({"n": 2}, "unsupported_parameter", "n"),
-        ({"n": True}, "unsupported_parameter", "n"),
+        ({"n": 0}, "invalid_value", "n"),
+        ({"n": limits.CHOICES_MAX_COUNT + 1}, "invalid_value", "n"),
+        ({"n": True}, "invalid_type", "n"),
+        ({"best_of": 2}, "unsupported_parameter", "best_of"),
         ({"stream": True}, "unsupported_parameter", "stream"),
-        ({"logprobs": True}, "unsupported_parameter", "logprobs"),
+        ({"logprobs": 5}, "invalid_type", "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+        ({"top_logprobs": 1}, "invalid_value", "top_logprobs"),
         ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
         ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
-        ({"logit_bias": {"5": 1}}, "unsupported_parameter", "logit_bias"),
-        ({"presence_penalty": 0.5}, "unsupported_parameter", "presence_penalty"),
-        ({"frequency_penalty": 1}, "unsupported_parameter", "frequency_penalty"),
+        ({"logit_bias": [5]}, "invalid_type", "logit_bias"),
+        ({"logit_bias": {"hello": 1}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"1000": 1}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"5": 1, "05": 2}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"5": True}}, "invalid_type", "logit_bias"),
+        ({"logit_bias": MANY}, "invalid_value", "logit_bias"),
+        ({"presence_penalty": 2.5}, "invalid_value", "presence_penalty"),
+        ({"frequency_penalty": "a"}, "invalid_type", "frequency_penalty"),
+        ({"repetition_penalty": 0}, "invalid_value", "repetition_penalty"),
+        ({"min_p": 1.5}, "invalid_value", "min_p"),
+        ({"stop_token_ids": 5}, "invalid_type", "stop_token_ids"),
+        ({"stop_token_ids": [True]}, "invalid_type", "stop_token_ids"),
+        ({"stop_token_ids": [1000]}, "invalid_value", "stop_token_ids"),
+        ({"stop_token_ids": [1] * (limits.STOP_IDS_MAX_COUNT + 1)}, "invalid_value", "stop_token_ids"),
         ({"max_token": 5}, "unsupported_parameter", "max_token"),
         ({"prompt": "hi"}, "unsupported_parameter", "prompt"),
         ({"model": ""}, "missing_required", "model"),
