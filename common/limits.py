@@ -219,8 +219,9 @@ PREFIXES_MAX_BYTES = 64 * 1024 * 1024
 """Token ids kept for that: some fifteen prompts of a million tokens."""
 STOP_STRINGS_MAX_COUNT = 16
 STOP_IDS_MAX_COUNT = 64
+TOOLS_MAX_COUNT = 128
 CHOICES_MAX_COUNT = 128
-"""Answers to one line, ``n``; the service's own bound."""
+"""Tools offered to one chat; answers to one line, ``n``: the service's own bounds."""
 TOP_LOGPROBS_MAX_COUNT = 20
 COMPLETION_LOGPROBS_MAX_COUNT = 5
 """Likeliest tokens told beside each of a chat's, and of a completion's; the service's own bounds."""

@@ -30,7 +30,7 @@ class EchoCodec:
 
     vocabulary = VOCABULARY
 
-    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
+    def chat_text(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         return str(messages[-1]["content"])
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Sequence[int]]:

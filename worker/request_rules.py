@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from common.messages import LineRef
 from worker import parameters
-from worker.conversations import CONVERSATION, read_messages
+from worker.conversations import CONVERSATION, read_messages, read_tools
 from worker.parameters import INT64_MAX, RequestError, integer, number, same, text, unsupported
 from worker.responses import CHAT_URL, COMPLETIONS_URL
 from worker.structures import Sampling, Shape
@@ -42,7 +42,7 @@ OFF: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
-    "parallel_tool_calls": (),
+    "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
     "min_tokens": (0,),
     "ignore_eos": (False,),
@@ -79,6 +79,7 @@ class Asked(NamedTuple):
     min_p: float
     choices: int
     shape: Shape | None
+    tools: tuple[dict[str, Any], ...]
 
 
 def read(ref: LineRef, url: str, body: bytes, serving: Serving) -> Asked:
@@ -106,6 +107,7 @@ def read(ref: LineRef, url: str, body: bytes, serving: Serving) -> Asked:
         min_p=number(asked, "min_p", 0.0, 0.0, 1.0),
         choices=parameters.choices(asked),
         shape=parameters.shape(asked, serving.vocabulary, chat=chat, drafting=serving.drafting),
+        tools=read_tools(asked) if chat else (),
     )
 
 

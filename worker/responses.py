@@ -14,6 +14,7 @@ from common import limits
 from common.messages import LineRef, Result
 from worker import logprobs
 from worker.structures import Choice, Finished, Outcome, Request
+from worker.tool_calls import calls_in
 
 _NO_PIECES: Mapping[int, bytes] = MappingProxyType({})
 CHAT_URL = "/v1/chat/completions"
@@ -51,7 +52,22 @@ def _choice(request: Request, index: int, choice: Choice, text: str, pieces: Map
     told = "null"
     if request.sampling.shape is not None and request.sampling.shape.logprobs >= 0:
         told = _ENCODER.encode((logprobs.of_chat if chat else logprobs.of_completion)(choice, pieces))
-    return (_CHAT_CHOICE if chat else _COMPLETION_CHOICE) % (index, _text(text), told, _text(choice.reason))
+    if not chat:
+        return _COMPLETION_CHOICE % (index, _text(text), told, _text(choice.reason))
+    content, calls = calls_in(text, request.tools)
+    if not calls:
+        return _CHAT_CHOICE % (index, _text(text), "", told, _text(choice.reason))
+    listed = [
+        {
+            "id": f"call_{_name(request.ref)}-{index}-{number}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for number, call in enumerate(calls)
+    ]
+    reason = "tool_calls" if choice.reason == "stop" else choice.reason
+    written = f',"tool_calls":{_ENCODER.encode(listed)}'
+    return _CHAT_CHOICE % (index, _text(content) if content else "null", written, told, _text(reason))
 
 
 def failed(
@@ -77,7 +93,7 @@ _REST = (
 _CHAT = '{"id":"chatcmpl-%s","object":"chat.completion"' + _REST
 _COMPLETION = '{"id":"cmpl-%s","object":"text_completion"' + _REST
 _TOLD = ',"logprobs":%s,"finish_reason":%s}'
-_CHAT_CHOICE = '{"index":%d,"message":{"role":"assistant","content":%s,"refusal":null}' + _TOLD
+_CHAT_CHOICE = '{"index":%d,"message":{"role":"assistant","content":%s,"refusal":null%s}' + _TOLD
 _COMPLETION_CHOICE = '{"index":%d,"text":%s' + _TOLD
 """A body is the same words around a few values each time: written out, it costs a tenth of encoding it from parts."""
 

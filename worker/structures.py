@@ -82,6 +82,8 @@ class Request(NamedTuple):
     shared: SharedPrefix | None = None
     text: array[int] | None = None
     """The prompt's int32 token ids, kept on the host where tokens are drafted from them."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that the prompt offers."""
 
     @property
     def own_tokens(self) -> int:

@@ -21,7 +21,7 @@ from common.messages import LineRef
 from worker import request_rules as rules
 from worker import responses
 from worker.logprobs import ids_of
-from worker.parameters import RequestError
+from worker.parameters import RequestError, unsupported
 from worker.pieces import piece_bytes
 from worker.prefixes import Prefixes, own_too_long
 from worker.request_rules import Asked, Serving
@@ -34,8 +34,9 @@ class TextCodec(Protocol):
     vocabulary: int
     """How many token ids there are."""
 
-    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The conversation as the model's template writes it. Raises ``RequestError`` where the template does."""
+    def chat_text(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+        """The conversation as the model's template writes it, with the ``tools`` it may call. Raises ``RequestError``
+        where the template does, or knows of no tools."""
         ...
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Sequence[int]]:
@@ -74,13 +75,24 @@ class HubCodec:
         spelling = json.loads(self._backend.to_str()).get("decoder")
         self._byte_level = '"ByteLevel"' in json.dumps(spelling)
 
-    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
+    def chat_text(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         if not self._tokenizer.chat_template:
             raise RequestError(
                 "chat_template_missing", f"this model has no chat template: use {responses.COMPLETIONS_URL}", "messages"
             )
+        text = self._written(messages, None)
+        if tools:
+            told = self._written(messages, list(tools))
+            if told == text:
+                raise unsupported("this model's chat template takes no tools", "tools")
+            return told
+        return text
+
+    def _written(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=True
+            )
         except self._template_errors as failure:
             raise RequestError(
                 "chat_template_error", f"the model's chat template refuses these messages: {failure}"[:2000], "messages"
@@ -145,7 +157,7 @@ class Preparer:
                 if asked.prompt_ids is not None:
                     done[job.ref] = self._request(job, asked, asked.prompt_ids)
                 elif asked.messages is not None:
-                    texts[False].append((job, asked, self._codec.chat_text(asked.messages)))
+                    texts[False].append((job, asked, self._codec.chat_text(asked.messages, asked.tools)))
                 else:
                     texts[True].append((job, asked, asked.prompt or ""))
             except RequestError as refusal:
@@ -193,7 +205,8 @@ class Preparer:
         sampling = rules.sampling(asked, len(ids), self._serving)
         held = ids if isinstance(ids, array) else array("i", ids)
         text = held if self._drafting else None
-        return Prepared(Request(job.ref, job.url, self._serving.model, len(ids), sampling, text=text), held)
+        tools = tuple(tool["function"]["name"] for tool in asked.tools)
+        return Prepared(Request(job.ref, job.url, self._serving.model, len(ids), sampling, None, text, tools), held)
 
     def answer(self, finished: Sequence[Finished]) -> list[Outcome]:
         """Each request's result as its line will show it, in order. One that cannot be told fails alone."""

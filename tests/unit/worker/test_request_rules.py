@@ -17,6 +17,7 @@ from worker.structures import Sampling, Shape
 REF = LineRef("11111111-1111-4111-8111-111111111111", 3, 1)
 SERVING = Serving("m", 100, 1000, (2,))
 MANY = {str(one): 1 for one in range(limits.LOGIT_BIAS_MAX_COUNT + 1)}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -132,7 +133,17 @@ def test_the_newer_name_of_max_tokens_counts() -> None:
         ({"logprobs": 5}, "invalid_type", "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
         ({"top_logprobs": 1}, "invalid_value", "top_logprobs"),
-        ({"tools": [{"type": "function"}]}, "unsupported_parameter", "tools"),
+        ({"tools": {}, "tool_choice": "auto"}, "invalid_value", "tool_choice"),
+        ({"tools": "all"}, "invalid_type", "tools"),
+        ({"tools": ["f"]}, "invalid_type", "tools[0]"),
+        ({"tools": [{"type": "code_interpreter"}]}, "unsupported_parameter", "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "invalid_type", "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "f\ud800"}}]}, "invalid_unicode", "tools[0]"),
+        ({"tools": [TOOL] * (limits.TOOLS_MAX_COUNT + 1)}, "invalid_value", "tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "unsupported_parameter", "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "unsupported_parameter", "tool_choice"),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, "unsupported_parameter", "parallel_tool_calls"),
+        ({"functions": [TOOL]}, "unsupported_parameter", "functions"),
         ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
         ({"logit_bias": [5]}, "invalid_type", "logit_bias"),
         ({"logit_bias": {"hello": 1}}, "invalid_value", "logit_bias"),
@@ -159,7 +170,14 @@ def test_the_newer_name_of_max_tokens_counts() -> None:
         ({"messages": ["hi"]}, "invalid_type", "messages[0]"),
         ({"messages": [{"role": "user"}]}, "invalid_type", "messages[0].content"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "invalid_value", "messages[0].role"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "unsupported_parameter", "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "unsupported_parameter", "messages[0].role"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "unsupported_parameter",
+         "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+         "invalid_value", "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "5"}}]}]},
+         "invalid_value", "messages[0].tool_calls"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "invalid_unicode", "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -168,7 +186,7 @@ def test_the_newer_name_of_max_tokens_counts() -> None:
         ),
         (
             {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]},
-            "unsupported_parameter",
+            "invalid_type",
             "messages[0].tool_calls",
         ),
     ],
@@ -215,6 +233,33 @@ def test_text_parts_and_the_newer_system_role_are_understood() -> None:
     assert asked.messages == (
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "ab", "name": "ann"},
+    )
+
+
+def test_tools_go_to_the_template_unless_they_are_not_to_be_called() -> None:
+    """tool_choice auto, which is what tools alone mean, and none."""
+
+    def tools(**fields: Any) -> tuple[Any, ...]:
+        return read(REF, CHAT_URL, json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode(), SERVING).tools
+
+    assert tools(tools=[TOOL]) == tools(tools=[TOOL], tool_choice="auto", parallel_tool_calls=True) == (TOOL,)
+    assert tools(tools=[TOOL], tool_choice="none") == tools(tools=[]) == tools() == ()
+
+
+def test_calls_made_before_are_part_of_the_conversation() -> None:
+    """Arguments become the object that templates expect; content may be missing beside a call."""
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "18 C"},
+    ]
+    asked = read(REF, CHAT_URL, json.dumps({"model": "m", "messages": messages}).encode(), SERVING)
+    assert asked.messages is not None
+    made = call | {"function": {"name": "weather", "arguments": {"city": "Paris"}}}
+    assert asked.messages[1:] == (
+        {"role": "assistant", "content": "", "tool_calls": [made]},
+        {"role": "tool", "content": "18 C", "tool_call_id": "c1"},
     )
 
 

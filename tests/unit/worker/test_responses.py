@@ -60,6 +60,24 @@ def test_log_probabilities_are_told_as_the_service_tells_them() -> None:
     assert (second["token"], second["logprob"]) == ("\ufffd", -9999.0)
 
 
+def test_calls_of_offered_tools_are_told_as_such() -> None:
+    """tool_calls, with what was said before them as content; the reason is theirs if the answer ended by itself."""
+    text = 'So:\n<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
+    one = finished(responses.CHAT_URL)
+    offered = one._replace(request=one.request._replace(tools=("weather",)))
+    choice = json.loads(responses.answered(offered, [text], 0, "").body)["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] == "So:"
+    call = choice["message"]["tool_calls"][0]
+    assert (call["type"], call["id"][:5]) == ("function", "call_")
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Zürich"}'}
+    plain = json.loads(responses.answered(one, [text], 0, "").body)["choices"][0]
+    assert (plain["message"]["content"], plain["finish_reason"]) == (text, "stop")
+    assert "tool_calls" not in plain["message"]
+    alone = json.loads(responses.answered(offered, [text[4:]], 0, "").body)["choices"][0]
+    assert alone["message"]["content"] is None
+
+
 def test_an_answer_too_long_for_a_line_fails_with_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """In life: n and top_logprobs over a long answer; the broker would refuse the result. Control: a byte less goes."""
     one = finished(responses.CHAT_URL)

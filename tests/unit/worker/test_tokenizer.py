@@ -43,10 +43,10 @@ class Codec(EchoCodec):
     def __init__(self) -> None:
         self.calls: list[tuple[int, bool]] = []
 
-    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
+    def chat_text(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         if messages[-1]["content"] == "refuse":
             raise RequestError("chat_template_error", "roles must alternate", "messages")
-        return super().chat_text(messages)
+        return super().chat_text(messages, tools)
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Sequence[int]]:
         self.calls.append((len(texts), special))
@@ -238,6 +238,19 @@ def test_a_template_that_fails_fails_its_line(hub: tokenizer.HubCodec, monkeypat
     monkeypatch.setattr(hub._tokenizer, "chat_template", None)
     with pytest.raises(RequestError, match="no chat template"):
         hub.chat_text(say("hi"))
+
+
+@pytest.mark.model
+def test_tools_are_written_by_the_template_or_refused(hub: tokenizer.HubCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default model's template takes none: the line must not be answered as if there were none."""
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    with pytest.raises(RequestError, match="takes no tools") as caught:
+        hub.chat_text(say("hi"), [tool])
+    assert caught.value.param == "tools"
+    template = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ messages[-1].content }}"
+    monkeypatch.setattr(hub._tokenizer, "chat_template", template)
+    assert hub.chat_text(say("hi"), [tool]) == json.dumps(tool) + "hi"
+    assert hub.chat_text(say("hi")) == "hi"
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Any) -> None:
