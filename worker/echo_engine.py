@@ -18,7 +18,9 @@ from common.messages import LineRef
 from ring.consumer import Consumer
 from ring.descriptor import Entry
 from worker.engine.stopping import Answer
-from worker.structures import EngineFigures, Finished, Request, TokenLogprob
+from worker.parameters import unsupported
+from worker.structured import Structure
+from worker.structures import EngineFigures, Finished, Guide, Request, TokenLogprob
 
 VOCABULARY = 256
 INT32 = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
@@ -41,6 +43,9 @@ class EchoCodec:
 
     def pieces(self, ids: Iterable[int]) -> dict[int, bytes]:
         return {one: bytes([one]) for one in ids}
+
+    def guide(self, structure: Structure, stop_ids: Sequence[int]) -> Guide:
+        raise unsupported(f"{structure.param} is not supported by an echo", structure.param)
 
 
 def text_of(ids: Sequence[int]) -> str:

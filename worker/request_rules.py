@@ -16,6 +16,7 @@ from worker import parameters
 from worker.conversations import CONVERSATION, read_messages, read_tools
 from worker.parameters import INT64_MAX, RequestError, integer, number, same, text, unsupported
 from worker.responses import CHAT_URL, COMPLETIONS_URL
+from worker.structured import STRUCTURED, Structure, read_structure
 from worker.structures import Sampling, Shape
 
 __all__ = ["Asked", "RequestError", "Serving", "read", "sampling"]
@@ -27,6 +28,7 @@ LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key",
 OBEYED = frozenset(
     {"model", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "n", "logprobs"}
     | {"logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty"}
+    | STRUCTURED
 )
 CHAT_ONLY = frozenset({"max_completion_tokens", "top_logprobs"}) | CONVERSATION
 COMPLETIONS_ONLY = frozenset({"prompt"})
@@ -43,7 +45,6 @@ OFF: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none",),
     "parallel_tool_calls": (True,),
-    "response_format": ({"type": "text"},),
     "min_tokens": (0,),
     "ignore_eos": (False,),
     "modalities": (["text"],),
@@ -80,6 +81,7 @@ class Asked(NamedTuple):
     choices: int
     shape: Shape | None
     tools: tuple[dict[str, Any], ...]
+    structure: Structure | None
 
 
 def read(ref: LineRef, url: str, body: bytes, serving: Serving) -> Asked:
@@ -108,6 +110,7 @@ def read(ref: LineRef, url: str, body: bytes, serving: Serving) -> Asked:
         choices=parameters.choices(asked),
         shape=parameters.shape(asked, serving.vocabulary, chat=chat, drafting=serving.drafting),
         tools=read_tools(asked) if chat else (),
+        structure=read_structure(asked, drafting=serving.drafting),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from common import limits
 from common.messages import LineRef
@@ -70,6 +70,35 @@ class SharedPrefix(NamedTuple):
     tokens: int
 
 
+class Guide(Protocol):
+    """Which tokens may come next in one answer, given those that came (structured output). One thread at a time."""
+
+    words: int
+    """int32 words of a mask: a bit a token id, the lowest first."""
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty while it can."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether the form allows nothing more but the answer's end."""
+        ...
+
+    def copy(self) -> Guide:
+        """One that goes on by itself."""
+        ...
+
+    def take(self, token: int) -> None:
+        """The next token of the answer."""
+        ...
+
+    def mask_into(self, row: Any) -> None:
+        """Write what may come next into ``row``, a numpy array of ``words`` int32; all bits after an ``error``."""
+        ...
+
+
 class Request(NamedTuple):
     """A line the engine can run; its token ids travel in the ring beside it."""
 
@@ -84,6 +113,8 @@ class Request(NamedTuple):
     """The prompt's int32 token ids, kept on the host where tokens are drafted from them."""
     tools: tuple[str, ...] = ()
     """Names of the tools that the prompt offers."""
+    guide: Guide | None = None
+    """Holds its answer to a form; each of several answers takes a copy."""
 
     @property
     def own_tokens(self) -> int:

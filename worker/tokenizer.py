@@ -12,7 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from common import limits, log
 from common.clock import Clock
@@ -25,7 +25,11 @@ from worker.parameters import RequestError, unsupported
 from worker.pieces import piece_bytes
 from worker.prefixes import Prefixes, own_too_long
 from worker.request_rules import Asked, Serving
-from worker.structures import Finished, Outcome, Prepared, Request, TokenizeJob
+from worker.structured import Structure
+from worker.structures import Finished, Guide, Outcome, Prepared, Request, TokenizeJob
+
+if TYPE_CHECKING:
+    from worker.guides import Guides
 
 
 class TextCodec(Protocol):
@@ -51,6 +55,10 @@ class TextCodec(Protocol):
         """The bytes of each token by itself; of an id that is none, no bytes."""
         ...
 
+    def guide(self, structure: Structure, stop_ids: Sequence[int]) -> Guide:
+        """What holds an answer to a form; ``stop_ids`` may end it. Raises ``RequestError`` where nothing can."""
+        ...
+
 
 class HubCodec:
     """The fast tokenizer of a local transformers folder (or hub id). Raises ``RefusedError`` when it has none."""
@@ -73,6 +81,7 @@ class HubCodec:
         self.vocabulary = len(self._tokenizer)
         self._added = self._backend.get_added_tokens_decoder()
         spelling = json.loads(self._backend.to_str()).get("decoder")
+        self._guides: Guides | None = None
         self._byte_level = '"ByteLevel"' in json.dumps(spelling)
 
     def chat_text(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
@@ -112,6 +121,13 @@ class HubCodec:
             piece = self._backend.id_to_token(one) or ""  # a model may have more ids than its tokenizer has tokens
             found[one] = piece_bytes(piece, byte_level=self._byte_level, added=one in self._added)
         return found
+
+    def guide(self, structure: Structure, stop_ids: Sequence[int]) -> Guide:
+        if self._guides is None:
+            from worker.guides import Guides  # needed by few, and slow to make
+
+            self._guides = Guides(self._backend.to_str(), self.vocabulary, stop_ids)
+        return self._guides.make(structure)
 
 
 class Preparer:
@@ -206,7 +222,9 @@ class Preparer:
         held = ids if isinstance(ids, array) else array("i", ids)
         text = held if self._drafting else None
         tools = tuple(tool["function"]["name"] for tool in asked.tools)
-        return Prepared(Request(job.ref, job.url, self._serving.model, len(ids), sampling, None, text, tools), held)
+        guide = None if asked.structure is None else self._codec.guide(asked.structure, self._serving.stop_ids)
+        request = Request(job.ref, job.url, self._serving.model, len(ids), sampling, None, text, tools, guide)
+        return Prepared(request, held)
 
     def answer(self, finished: Sequence[Finished]) -> list[Outcome]:
         """Each request's result as its line will show it, in order. One that cannot be told fails alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -83,7 +84,10 @@ def answers(local: LocalEngine, preparer: Preparer, lines: Sequence[dict[str, An
         if wave:
             asked = [one for one, _ in wave]
             numbers += local.submit(
-                [ids for _, ids in wave], [one.sampling for one in asked], [one.shared for one in asked]
+                [ids for _, ids in wave],
+                [one.sampling for one in asked],
+                [one.shared for one in asked],
+                [one.guide for one in asked],
             )
         for _ in range(3):
             local.step()
@@ -185,3 +189,55 @@ def test_a_seed_gives_the_same_answer_whatever_runs_beside_it(local: LocalEngine
     for one, text in zip(told, texts, strict=True):
         assert b"".join(bytes(token["bytes"]) for token in one).decode(errors="replace") == text
         assert all(len(token["top_logprobs"]) == 2 for token in one)
+
+
+def test_structured_answers_keep_to_their_form(local: LocalEngine, preparer: Preparer) -> None:
+    """A schema, an object, an expression, beside lines without: each answer is of its form and ends by itself."""
+    say = {"messages": [{"role": "user", "content": "Describe a person."}], "temperature": 1.0, "max_tokens": 60}
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["Ann", "Bob"]}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    named = {"name": "person", "strict": True, "schema": schema}
+    bodies = answers(
+        local,
+        preparer,
+        [
+            say | {"response_format": {"type": "json_schema", "json_schema": named}, "n": 2, "seed": 5},
+            say | {"seed": 6},
+            say | {"guided_regex": r"[A-Z][a-z]{2,8} is (old|young)\.", "temperature": 0, "logprobs": True},
+            say | {"structured_outputs": {"json": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}}},
+        ],
+    )
+    for choice in bodies[0]["choices"]:
+        person = json.loads(choice["message"]["content"])
+        assert set(person) == {"name", "age"}
+        assert person["name"] in ("Ann", "Bob")
+        assert 1 <= person["age"] <= 99
+        assert choice["finish_reason"] == "stop"
+    said = bodies[2]["choices"][0]
+    assert re.fullmatch(r"[A-Z][a-z]{2,8} is (old|young)\.", said["message"]["content"])
+    assert said["finish_reason"] == "stop"
+    assert len(said["logprobs"]["content"]) == bodies[2]["usage"]["completion_tokens"]
+    assert all(type(one) is bool for one in json.loads(bodies[3]["choices"][0]["message"]["content"]))
+    free = answers(local, preparer, [say | {"seed": 6}])[0]
+    assert bodies[1]["choices"][0]["message"] == free["choices"][0]["message"]
+
+
+def test_a_schema_that_the_library_refuses_fails_its_line_alone(preparer: Preparer) -> None:
+    """With the library's reason; its neighbours are prepared."""
+    bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "(?=a)"}}}
+    bodies = [{"prompt": "a"}, {"prompt": "b", "response_format": bad}, {"prompt": "c"}]
+    jobs = [
+        TokenizeJob(LineRef("job", index, 1), "/v1/completions", json.dumps({"model": MODEL, **body}).encode())
+        for index, body in enumerate(bodies)
+    ]
+    found = preparer.prepare(jobs)
+    assert [type(one).__name__ for one in found] == ["Prepared", "Outcome", "Prepared"]
+    refused = found[1]
+    assert isinstance(refused, Outcome)
+    error = json.loads(refused.body)["error"]
+    assert (refused.status_code, error["param"]) == (400, "response_format")
+    assert "look-around" in error["message"]

@@ -18,10 +18,13 @@ from worker.structures import Choice, Finished, Request, TokenLogprob
 
 
 def choices_of(request: Request) -> list[Request]:
-    """A request for each answer, alike but for the seed."""
-    sampling = request.sampling
+    """A request for each answer, alike but for the seed, each with a guide of its own."""
+    sampling, guide = request.sampling, request.guide
     return [
-        request._replace(sampling=sampling._replace(seed=choice_seed(sampling.seed, one), choices=1))
+        request._replace(
+            sampling=sampling._replace(seed=choice_seed(sampling.seed, one), choices=1),
+            guide=None if guide is None else guide.copy(),
+        )
         for one in range(sampling.choices)
     ]
 
@@ -60,18 +63,19 @@ class Choices:
             raise InvariantError(f"{request.ref} came twice")
         self._open[request.ref] = _Open(request, {context.number: context for context in contexts})
         for context in contexts:
-            self._answers[context.number] = Answer(context.request.sampling, decode)
+            self._answers[context.number] = Answer(context.request.sampling, decode, context.request.guide)
 
     def running(self, ref: LineRef) -> list[Context]:
         """Those of a request that have not ended; none if it is not under way."""
         one = self._open.get(ref)
         return [] if one is None else list(one.running.values())
 
-    def admitted(self, context: Context) -> Request | None:
-        """A context is admitted: its request, if it is the first of it."""
-        one = self._open[context.request.ref]
-        first, one.admitted = not one.admitted, True
-        return one.request if first else None
+    def admitted(self, contexts: Sequence[Context]) -> list[Request]:
+        """Contexts are admitted: the requests of which they are the first."""
+        opened = [one for one in (self._open[context.request.ref] for context in contexts) if not one.admitted]
+        for one in opened:
+            one.admitted = True
+        return list({one.request.ref: one.request for one in opened}.values())
 
     def add(self, context: Context, token: int, told: TokenLogprob | None) -> str | None:
         """The next token of its answer; why the answer ends, if it does."""
@@ -81,7 +85,9 @@ class Choices:
         """A choice is over: the result, when it was the last. What was cancelled or failed in part is so as a whole."""
         one = self._open[context.request.ref]
         del one.running[context.number]
-        one.ended[context.number] = self._answers.pop(context.number).choice._replace(reason=reason)
+        answer = self._answers.pop(context.number)
+        one.error = one.error or answer.error
+        one.ended[context.number] = answer.choice._replace(reason=reason)
         if one.running:
             return None
         del self._open[context.request.ref]

@@ -145,17 +145,22 @@ class Engine:
     def step(self) -> bool:
         """One pass of the model over what is planned; False when there was nothing to do."""
         began = time.monotonic()
+        early: Enqueued | None = None
         with self._failing():
             now, self._next, self._decided = self._next or self._begin(), None, False
             if now is not None:
                 live = self._fetch(now)
                 logits = self._forward(live, self._gather(live))
                 self._next_step()
+                if self._behind is not None and self.shaping.needs_tokens(now.packed):
+                    early, self._behind = self._behind, None
+                    self._land(early)
                 self._sample(now, live, logits)
             # with drafts the next plan needs this step's tokens; else they are read one step late
             behind, self._behind = (self._behind, now) if self.drafts is None else (now, None)
             if behind is not None:
                 self._land(behind)
+            if (behind := behind or early) is not None:
                 took = time.monotonic() - began
                 self.step_seconds.append(took)
                 if now is not None and behind.packed.decodes_only:
@@ -202,10 +207,8 @@ class Engine:
         self._admit_news()
         plan, admitted = self.scheduler.plan(self._planned, time.monotonic())
         self.prompts.look(self.scheduler.shared)
-        for context in admitted:
-            request = self._choices.admitted(context)
-            if request is not None:
-                self._on_admitted(request)
+        for request in self._choices.admitted(admitted):
+            self._on_admitted(request)
         if self.scheduler.waiting:
             head = self.scheduler.waiting[0]
             self.intake.hold(head.entry, head.waits)
@@ -235,10 +238,8 @@ class Engine:
         request, now = arrival.request, time.monotonic()
         contexts = [self.scheduler.offer(one, arrival.entry, arrival.offset, now) for one in choices_of(request)]
         self._choices.begin(request, contexts, self.loaded.decode)
-        for number, context in enumerate(contexts):
-            if number:
-                self.intake.share(arrival.entry)
-            self.prompts.came(context)
+        for context in contexts:
+            self.prompts.came(context, again=context is not contexts[0])
             self.shaping.begin(context)
             if self.drafts is not None:
                 self.drafts.begin(context.number, request.text)
@@ -341,8 +342,7 @@ class Engine:
             self._finish(context, reason)
 
     def _finish(self, context: Context, reason: str) -> None:
-        """An answer is over; with a request's last one say how it ended, once. Its memory waits for what is in flight
-        (L8)."""
+        """An answer is over; the last one says how its request ended, once. Memory waits for what is in flight (L8)."""
         finished = self._choices.end(context, reason)
         self.shaping.end(context.number)
         drafted = "" if self.drafts is None else self.drafts.end(context.number)

@@ -65,6 +65,16 @@ def penalised(
     return logits - frequency * counts - presence * answered
 
 
+def masked(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """float32 logits (rows, vocabulary) of what may come: int32 ``words`` (rows, n) have a bit a token id, the lowest
+    first; ids beyond them may not."""
+    bits = torch.arange(32, dtype=torch.int32, device=words.device)
+    allowed = ((words[:, :, None] >> bits) & 1).bool().flatten(1)[:, : logits.shape[-1]]
+    known = logits[:, : allowed.shape[-1]].masked_fill(~allowed, float("-inf"))
+    beyond = torch.full_like(logits[:, allowed.shape[-1] :], float("-inf"))
+    return torch.cat((known, beyond), dim=-1)
+
+
 def log_shares(logits: torch.Tensor, tokens: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Log probabilities by ``logits`` (rows, vocabulary): float32 (rows, 1 + most), those of ``tokens`` (rows,) and
     then of the likeliest ones, whose ids (rows, most) int64 come second."""

@@ -1,9 +1,11 @@
-"""shell: what requests ask of their logits: bias and penalties before a token is chosen, log probabilities after it.
+"""shell: what requests ask of their logits: bias, penalties, masks before a token is chosen, log probabilities after.
 
 All of it happens on the device, on the rows of those who ask for it; a step without such a request makes one call, as
 if none of this were here. What a request asked for is written once, into the row of its segment, which is its own until
 its last step is seen over. Tokens so far are counted on the device, in a table of 5 bytes a segment and token id, which
-is allocated when the first request asks for a penalty. Nothing here waits for the device.
+is allocated when the first request asks for a penalty. A mask depends on all tokens before: in a step with a request
+that has a guide (``needs_tokens``) the engine reads the tokens of the step before when this one's pass is on the
+queues, and before its choice is. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -18,10 +20,13 @@ from common.limits import LOGIT_BIAS_MAX_COUNT, STEP_TABLES_COUNT, TOP_LOGPROBS_
 from worker.engine.contexts import Context, Share
 from worker.engine.device import Device, Queue, QueueName
 from worker.engine.landing import Enqueued
-from worker.engine.sampler import choose, log_shares, penalised
+from worker.engine.sampler import choose, log_shares, masked, penalised
 from worker.engine.step import PackedStep
 from worker.engine.tables import StepTensors
 from worker.structures import Shape, TokenLogprob
+
+_GROUPS = 4
+_NEUTRAL = Shape()
 
 
 @dataclass(slots=True, eq=False)
@@ -33,9 +38,10 @@ class _Rows:
     biased: list[tuple[int, int]] = field(default_factory=list)
     penalised: list[tuple[int, int]] = field(default_factory=list)
     told: list[tuple[int, int]] = field(default_factory=list)
+    guided: list[tuple[int, int]] = field(default_factory=list)
 
     def groups(self) -> tuple[list[tuple[int, int]], ...]:
-        return self.biased, self.penalised, self.told
+        return self.biased, self.penalised, self.told, self.guided
 
 
 class _Pair:
@@ -54,7 +60,7 @@ class _Tables:
         self.factors = _Pair(device, (segments, 3), torch.float32)
         self.bias = _Pair(device, (segments, LOGIT_BIAS_MAX_COUNT), torch.float32)
         self.bias_ids = _Pair(device, (segments, LOGIT_BIAS_MAX_COUNT), torch.int64)
-        self.rows = [_Pair(device, (6 * rows,), torch.int64) for _ in turns]
+        self.rows = [_Pair(device, (_GROUPS * 2 * rows,), torch.int64) for _ in turns]
         self.shares = [_Pair(device, (rows, 1 + top), torch.float32) for _ in turns]
         self.ids = [_Pair(device, (rows, top), torch.int64) for _ in turns]
 
@@ -71,6 +77,8 @@ class Shaping:
         self._top = min(TOP_LOGPROBS_MAX_COUNT, vocabulary)
         self._payload = payload
         self._asking: set[int] = set()
+        self._guided: set[int] = set()
+        self._masks: list[_Pair] = []
         self._tables: _Tables | None = None
         self._counts: tuple[torch.Tensor, torch.Tensor] | None = None
         self._told: list[list[tuple[int, int]]] = [[] for _ in range(STEP_TABLES_COUNT)]
@@ -79,10 +87,14 @@ class Shaping:
     # -- who asks -------------------------------------------------------------------------------------------------
     def begin(self, context: Context) -> None:
         """A request that will run."""
-        shape = context.request.sampling.shape
-        if shape is None:
+        shape, guide = context.request.sampling.shape or _NEUTRAL, context.request.guide
+        if shape is _NEUTRAL and guide is None:
             return
         self._asking.add(context.number)
+        if guide is not None:
+            self._guided.add(context.number)
+            if not self._masks:
+                self._masks = [_Pair(self._gpu, (self._most, guide.words), torch.int32) for _ in self._told]
         if self._tables is None:
             self._tables = _Tables(self._gpu, self._segments, self._most, self._top)
         if shape.penalises and self._counts is None:
@@ -93,6 +105,11 @@ class Shaping:
     def end(self, number: int) -> None:
         """Its answer is over; what is under way of it is surplus."""
         self._asking.discard(number)
+        self._guided.discard(number)
+
+    def needs_tokens(self, packed: PackedStep) -> bool:
+        """Whether a choice of this step needs every token before it."""
+        return bool(self._guided) and any(share.context.number in self._guided for share in packed.sampling)
 
     # -- one step on the queues -----------------------------------------------------------------------------------
     def choose(self, now: Enqueued, tensors: StepTensors, logits: torch.Tensor) -> torch.Tensor:
@@ -106,6 +123,7 @@ class Shaping:
             if share.number == 0:
                 self._write(tables, share, shape)
         words = self._put(tables, index, rows)
+        masks = self._mask(index, rows)
         self._order()
 
         def shape_and_choose() -> torch.Tensor:
@@ -114,13 +132,17 @@ class Shaping:
                 half = len(group)
                 lists.append((at[:half], at[half : 2 * half]))
                 at = at[2 * half :]
-            tokens = choose(self._shaped(tables, logits, lists[0], lists[1]), tensors.chances)
+            shaped = self._shaped(tables, logits, lists[0], lists[1])
+            if masks is not None:
+                shaped.index_copy_(0, lists[3][0], masked(shaped.index_select(0, lists[3][0]), masks))
+            tokens = choose(shaped, tensors.chances)
             self._count(tokens, lists[1])
             if rows.told:
                 self._keep(tables, index, logits, tokens, lists[2][0])
             return tokens
 
         reads = [words, *(one.device for one in (tables.bias, tables.bias_ids, tables.factors))]
+        reads += [] if masks is None else [masks]
         kept = [] if not rows.told else [pair.device[: len(rows.told)] for pair in self._brought(tables, index)]
         tokens = self._gpu.launch(self._compute, shape_and_choose, reads, kept, "shape logits and choose")
         if tokens is None:
@@ -160,7 +182,7 @@ class Shaping:
     def close(self) -> None:
         """Give host memory back, after a proved end only."""
         if self._tables is not None:
-            for pair in self._tables.pairs():
+            for pair in (*self._tables.pairs(), *self._masks):
                 self._gpu.free_host(pair.host)
 
     # -- parts ----------------------------------------------------------------------------------------------------
@@ -171,11 +193,12 @@ class Shaping:
     def _rows(self, packed: PackedStep) -> _Rows:
         found, row = _Rows(), 0
         for share in packed.sampling:
-            shape = share.context.request.sampling.shape
-            if shape is not None and share.context.number in self._asking:
+            request = share.context.request
+            if share.context.number in self._asking:
+                shape = request.sampling.shape or _NEUTRAL
                 found.shares.append((share, shape))
                 mine = [(one, share.page.index) for one in range(row, row + share.sampled_rows)]
-                asks = (bool(shape.bias), shape.penalises, shape.logprobs >= 0)
+                asks = (bool(shape.bias), shape.penalises, shape.logprobs >= 0, request.guide is not None)
                 for group, asked in zip(found.groups(), asks, strict=True):
                     group.extend(mine if asked else ())
             row += share.sampled_rows
@@ -219,6 +242,18 @@ class Shaping:
         pair.host[: len(words)] = torch.tensor(words, dtype=torch.int64)
         self._upload(pair.device[: len(words)], pair.host[: len(words)])
         return pair.device[: len(words)]
+
+    def _mask(self, index: int, rows: _Rows) -> torch.Tensor | None:
+        """Masks of the guided rows, on their way; where they will be."""
+        if not rows.guided:
+            return None
+        pair, count = self._masks[index], len(rows.guided)
+        self._gpu.host_write(pair.host, "masks")
+        guides = [share.context.request.guide for share, _ in rows.shares]
+        for row, guide in zip(pair.host.numpy(), (one for one in guides if one is not None), strict=False):
+            guide.mask_into(row)
+        self._upload(pair.device[:count], pair.host[:count])
+        return pair.device[:count]
 
     def _upload(self, there: torch.Tensor, here: torch.Tensor) -> None:
         self._gpu.copy(self._gpu.queue(QueueName.H2D), there, here, "what requests ask for")

@@ -12,6 +12,7 @@ from common import limits
 from common.messages import LineRef
 from worker.request_rules import COMPLETIONS_MAX_TOKENS_DEFAULT, OFF, RequestError, Serving, read, sampling
 from worker.responses import CHAT_URL, COMPLETIONS_URL
+from worker.structured import Structure
 from worker.structures import Sampling, Shape
 
 REF = LineRef("11111111-1111-4111-8111-111111111111", 3, 1)
@@ -64,6 +65,33 @@ def test_a_completion_counts_its_log_probabilities() -> None:
     assert refusal(completion, logprobs=6).code == "invalid_value"
     assert refusal(completion, logprobs=True).code == "invalid_type"
     assert refusal(completion, top_logprobs=2).code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("fields", "structure"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"structured_outputs": {"regex": "a|b", "json": None}}, Structure("structured_outputs", "a|b", regex=True)),
+        ({"structured_outputs": {"json": {"type": "null"}}}, Structure("structured_outputs", '{"type": "null"}')),
+        ({"guided_regex": "a+"}, Structure("guided_regex", "a+", regex=True)),
+        ({"guided_json": '{"type":"null"}'}, Structure("guided_json", '{"type": "null"}')),
+        ({"response_format": {"type": "json_object"}}, Structure("response_format", '{"type": "object"}')),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}},
+            Structure("response_format", '{"type": "null"}'),
+        ),
+    ],
+    ids=str,
+)
+def test_a_form_is_asked_for_in_one_of_four_ways(fields: dict[str, Any], structure: Structure | None) -> None:
+    """The service's response_format, and vLLM's names; both addresses. Not with drafts, by name."""
+    for url, extra in ((CHAT_URL, {"messages": MESSAGES}), (COMPLETIONS_URL, {"prompt": "hi"})):
+        body = json.dumps({"model": "m", **extra, **fields}).encode()
+        assert read(REF, url, body, SERVING).structure == structure
+        if structure is not None:
+            with pytest.raises(RequestError, match="--draft-tokens"):
+                read(REF, url, body, replace(SERVING, drafting=True))
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
@@ -144,7 +172,20 @@ def test_the_newer_name_of_max_tokens_counts() -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "unsupported_parameter", "tool_choice"),
         ({"tools": [TOOL], "parallel_tool_calls": False}, "unsupported_parameter", "parallel_tool_calls"),
         ({"functions": [TOOL]}, "unsupported_parameter", "functions"),
-        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"response_format": "json"}, "unsupported_parameter", "response_format"),
+        ({"response_format": {"type": "xml"}}, "unsupported_parameter", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "invalid_type", "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": []}}}, "invalid_type", "response_format"),
+        ({"guided_regex": 5}, "invalid_type", "guided_regex"),
+        ({"guided_regex": ""}, "invalid_type", "guided_regex"),
+        ({"guided_json": "{"}, "invalid_value", "guided_json"),
+        ({"guided_json": [1]}, "invalid_type", "guided_json"),
+        ({"guided_json": {}, "guided_regex": "a"}, "invalid_value", "guided_regex"),
+        ({"guided_grammar": "a"}, "unsupported_parameter", "guided_grammar"),
+        ({"structured_outputs": "a"}, "invalid_type", "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"]}}, "unsupported_parameter", "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "unsupported_parameter", "structured_outputs"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "invalid_value", "guided_regex"),
         ({"logit_bias": [5]}, "invalid_type", "logit_bias"),
         ({"logit_bias": {"hello": 1}}, "invalid_value", "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "invalid_value", "logit_bias"),
