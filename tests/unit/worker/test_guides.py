@@ -77,7 +77,9 @@ def test_a_token_out_of_form_is_an_error(guides: Guides) -> None:
     guide = guides.make(regex("ab"))
     guide.take(TOKENS["z"])
     assert "grammar" in guide.error
-    assert len(allowed(guide)) > 256
+    row = np.zeros(guide.words, np.int32)
+    guide.mask_into(row)
+    assert set(row.tolist()) == {-1}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,6 @@ def test_a_token_out_of_form_is_an_error(guides: Guides) -> None:
     [
         (regex("(["), "unclosed character class"),
         (regex("(?=a)b"), "look-around"),
-        (regex("a{1,100000000}b{1,100000000}"), ""),
         (Structure("guided_json", '{"type": "frob"}'), "frob"),
         (Structure("guided_json", '{"type": "string", "pattern": "("}'), "unclosed group"),
         (Structure("guided_json", '{"$ref": "http://elsewhere/schema"}'), ""),

@@ -175,7 +175,7 @@ def test_the_newer_name_of_max_tokens_counts() -> None:
         ({"response_format": "json"}, "unsupported_parameter", "response_format"),
         ({"response_format": {"type": "xml"}}, "unsupported_parameter", "response_format"),
         ({"response_format": {"type": "json_schema"}}, "invalid_type", "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": []}}}, "invalid_type", "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "invalid_type", "response_format"),
         ({"guided_regex": 5}, "invalid_type", "guided_regex"),
         ({"guided_regex": ""}, "invalid_type", "guided_regex"),
         ({"guided_json": "{"}, "invalid_value", "guided_json"),
