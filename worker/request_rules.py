@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from common.messages import LineRef
-from worker import parameters
+from worker import parameters, responses_api
 from worker.conversations import CONVERSATION, read_messages, read_tools
 from worker.parameters import INT64_MAX, RequestError, integer, number, same, text, unsupported
-from worker.responses import CHAT_URL, COMPLETIONS_URL
+from worker.responses import CHAT_URL, COMPLETIONS_URL, RESPONSES_URL
 from worker.structured import STRUCTURED, Structure, read_structure
 from worker.structures import Sampling, Shape
 
@@ -32,7 +32,11 @@ OBEYED = frozenset(
 )
 CHAT_ONLY = frozenset({"max_completion_tokens", "top_logprobs"}) | CONVERSATION
 COMPLETIONS_ONLY = frozenset({"prompt"})
-_CHAT_KNOWN, _COMPLETIONS_KNOWN = (OBEYED | LABELS | only for only in (CHAT_ONLY, COMPLETIONS_ONLY))
+_KNOWN = {
+    CHAT_URL: OBEYED | LABELS | CHAT_ONLY,
+    COMPLETIONS_URL: OBEYED | LABELS | COMPLETIONS_ONLY,
+    RESPONSES_URL: (OBEYED - {"n", "logprobs", "max_tokens", "response_format"}) | LABELS | responses_api.CONVERTED,
+}
 OFF: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "stream": (False,),
@@ -86,12 +90,14 @@ class Asked(NamedTuple):
 
 def read(ref: LineRef, url: str, body: bytes, serving: Serving) -> Asked:
     """What ``body`` asks for. Raises ``RequestError`` naming the parameter."""
-    chat = url == CHAT_URL
-    if not chat and url != COMPLETIONS_URL:
-        raise RequestError("invalid_url", f"{url} is not served here; {CHAT_URL} and {COMPLETIONS_URL} are")
+    if url not in _KNOWN:
+        raise RequestError("invalid_url", f"{url} is not served here; {', '.join(_KNOWN)} are")
     asked = _object(body)
     _model(asked, serving)
-    _only_known(asked, chat)
+    _only_known(asked, _KNOWN[url], responses_api.OFF if url == RESPONSES_URL else OFF)
+    if url == RESPONSES_URL:
+        asked = responses_api.as_chat(asked)
+    chat = url != COMPLETIONS_URL
     top_p = number(asked, "top_p", 1.0, 0.0, 1.0)
     temperature = number(asked, "temperature", 1.0, 0.0, 2.0)
     seed = integer(asked, "seed", None, -INT64_MAX - 1, INT64_MAX)
@@ -110,7 +116,7 @@ def read(ref: LineRef, url: str, body: bytes, serving: Serving) -> Asked:
         choices=parameters.choices(asked),
         shape=parameters.shape(asked, serving.vocabulary, chat=chat, drafting=serving.drafting),
         tools=read_tools(asked) if chat else (),
-        structure=read_structure(asked, drafting=serving.drafting),
+        structure=read_structure(asked, "text" if url == RESPONSES_URL else "response_format", serving.drafting),
     )
 
 
@@ -174,14 +180,13 @@ def _model(asked: dict[str, Any], serving: Serving) -> None:
         raise RequestError("model_not_found", f"model {model[:200]!r} is not served here", "model", 404)
 
 
-def _only_known(asked: dict[str, Any], chat: bool) -> None:
-    known = _CHAT_KNOWN if chat else _COMPLETIONS_KNOWN
+def _only_known(asked: dict[str, Any], known: frozenset[str], neutral: dict[str, tuple[Any, ...]]) -> None:
     for name, value in asked.items():
         if name in known or value is None:
             continue
-        if name not in OFF:
+        if name not in neutral:
             raise unsupported(f"parameter {name[:200]!r} is not supported", name[:200])
-        if not any(same(value, off) for off in OFF[name]):
+        if not any(same(value, off) for off in neutral[name]):
             raise unsupported(f"parameter {name!r} is not supported (only its neutral value is)", name)
 
 

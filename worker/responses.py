@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from common import limits
+from common import limits, openai_lines
 from common.messages import LineRef, Result
-from worker import logprobs
+from worker import logprobs, responses_api
 from worker.structures import Choice, Finished, Outcome, Request
 from worker.tool_calls import calls_in
 
 _NO_PIECES: Mapping[int, bytes] = MappingProxyType({})
-CHAT_URL = "/v1/chat/completions"
-COMPLETIONS_URL = "/v1/completions"
+CHAT_URL, COMPLETIONS_URL, RESPONSES_URL = openai_lines.CHAT, openai_lines.COMPLETIONS, openai_lines.RESPONSES
 
 
 def answered(
@@ -27,17 +26,21 @@ def answered(
     """The result of a request that ran to its end; ``texts`` are all tokens of each of its answers as text, ``pieces``
     the bytes of each token that log probabilities are told of."""
     request, choices = finished.request, finished.choices
-    written = [
-        _choice(request, index, choice, text, pieces)
-        for index, (choice, text) in enumerate(zip(choices, texts, strict=True))
-    ]
     prompt_tokens, completion_tokens = request.prompt_tokens, sum(len(choice.token_ids) for choice in choices)
-    body = (_CHAT if request.url == CHAT_URL else _COMPLETION) % (
-        _name(request.ref), ",".join(written), created, _text(request.model),
-        _text(fingerprint) if fingerprint else "null", prompt_tokens, completion_tokens,
-        prompt_tokens + completion_tokens,
-    )  # fmt: skip
-    encoded = body.encode("utf-8", errors="replace")
+    if request.url == RESPONSES_URL:
+        said = texts[0][: choices[0].text_chars]
+        encoded = _json(responses_api.response(finished, said, _name(request.ref), created))
+    else:
+        written = [
+            _choice(request, index, choice, text, pieces)
+            for index, (choice, text) in enumerate(zip(choices, texts, strict=True))
+        ]
+        body = (_CHAT if request.url == CHAT_URL else _COMPLETION) % (
+            _name(request.ref), ",".join(written), created, _text(request.model),
+            _text(fingerprint) if fingerprint else "null", prompt_tokens, completion_tokens,
+            prompt_tokens + completion_tokens,
+        )  # fmt: skip
+        encoded = body.encode("utf-8", errors="replace")
     if len(encoded) > limits.LINE_MAX_BYTES:
         words = (
             f"the answer has {len(encoded)} bytes; {limits.LINE_MAX_BYTES} are the most: ask for fewer logprobs or n"
@@ -47,7 +50,7 @@ def answered(
 
 
 def _choice(request: Request, index: int, choice: Choice, text: str, pieces: Mapping[int, bytes]) -> str:
-    text = text if choice.text_chars is None else text[: choice.text_chars]
+    text = text[: choice.text_chars]
     chat = request.url == CHAT_URL
     told = "null"
     if request.sampling.shape is not None and request.sampling.shape.logprobs >= 0:

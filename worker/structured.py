@@ -24,10 +24,12 @@ class Structure(NamedTuple):
     regex: bool = False
 
 
-def read_structure(asked: dict[str, Any], *, drafting: bool) -> Structure | None:
-    """The one form that is asked for; None for any text. Raises where drafted tokens (``drafting``) would have to be
-    checked before they are taken."""
-    found = [one for one in (_response_format(asked), _guided(asked), _structured_outputs(asked)) if one is not None]
+def read_structure(asked: dict[str, Any], name: str, drafting: bool) -> Structure | None:
+    """The one form that is asked for; None for any text. ``name`` is what the body calls its response_format. Raises
+    where drafted tokens (``drafting``) would have to be checked before they are taken."""
+    found = [
+        one for one in (_response_format(asked, name), _guided(asked), _structured_outputs(asked)) if one is not None
+    ]
     if len(found) > 1:
         names = " and ".join(one.param for one in found)
         raise RequestError("invalid_value", f"{names} both ask for a form: set one", found[1].param)
@@ -36,8 +38,8 @@ def read_structure(asked: dict[str, Any], *, drafting: bool) -> Structure | None
     return found[0] if found else None
 
 
-def _response_format(asked: dict[str, Any]) -> Structure | None:
-    wanted, name = asked.get("response_format"), "response_format"
+def _response_format(asked: dict[str, Any], name: str) -> Structure | None:
+    wanted = asked.get("response_format")
     if wanted is None:
         return None
     kind = wanted.get("type") if isinstance(wanted, dict) else None
