@@ -17,12 +17,14 @@ from common.prefixes import NO_KEY, prefix_key
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-URLS = (CHAT, COMPLETIONS)
+RESPONSES = "/v1/responses"
+URLS = (CHAT, COMPLETIONS, RESPONSES)
 """What may be asked for. Stores keep the position: only ever append."""
 BOM = b"\xef\xbb\xbf"
 CODES = (
     "invalid_utf8", "invalid_json_line", "line_too_long", "missing_required", "invalid_custom_id", "invalid_method",
-    "url_mismatch", "model_mismatch", "stream_unsupported", "missing_messages", "missing_prompt", "invalid_max_tokens",
+    "url_mismatch", "model_mismatch", "stream_unsupported", "missing_messages", "missing_prompt", "missing_input",
+    "invalid_max_tokens",
     "too_many_models", "duplicate_custom_id", "empty_file", "sha256_mismatch",
 )  # fmt: skip
 """Every code a problem may have; the last four need more than one line to be seen."""
@@ -193,7 +195,9 @@ def _body(url: str, body: dict[str, Any], model: str) -> None:
         raise _Problem("missing_messages", "body.messages must be a list with at least one message")
     if url == COMPLETIONS and (not isinstance(body.get("prompt"), str | list) or not body["prompt"]):
         raise _Problem("missing_prompt", "body.prompt must be text or a list, and not empty")
-    for name in ("max_tokens", "max_completion_tokens"):
+    if url == RESPONSES and (not isinstance(body.get("input"), str | list) or not body["input"]):
+        raise _Problem("missing_input", "body.input must be text or a list, and not empty")
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         most = body.get(name)
         if most is not None and (type(most) is not int or most < 1):
             raise _Problem("invalid_max_tokens", f"body.{name} must be a whole number from 1 on, not {_short(most)}")

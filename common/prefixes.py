@@ -45,10 +45,14 @@ def _pieces(body: dict[str, Any]) -> Iterator[str]:
         yield prompt
     elif isinstance(prompt, list):
         yield " ".join(str(one) for one in prompt if type(one) is int)
-    messages = body.get("messages")
-    for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, dict):
-            yield from _texts(message)
+    for name in ("instructions", "input"):
+        if isinstance(body.get(name), str):
+            yield body[name]
+    for name in ("messages", "input"):
+        messages = body.get(name)
+        for message in messages if isinstance(messages, list) else ():
+            if isinstance(message, dict):
+                yield from _texts(message)
 
 
 def _texts(message: dict[str, Any]) -> Iterator[str]:

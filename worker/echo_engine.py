@@ -10,7 +10,7 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from common import limits
@@ -18,7 +18,9 @@ from common.messages import LineRef
 from ring.consumer import Consumer
 from ring.descriptor import Entry
 from worker.engine.stopping import Answer
-from worker.structures import EngineFigures, Finished, Request
+from worker.parameters import unsupported
+from worker.structured import Structure
+from worker.structures import EngineFigures, Finished, Guide, Request, TokenLogprob
 
 VOCABULARY = 256
 INT32 = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
@@ -30,7 +32,7 @@ class EchoCodec:
 
     vocabulary = VOCABULARY
 
-    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
+    def chat_text(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         return str(messages[-1]["content"])
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Sequence[int]]:
@@ -38,6 +40,12 @@ class EchoCodec:
 
     def decode(self, answers: Sequence[Sequence[int]]) -> list[str]:
         return [text_of(one) for one in answers]
+
+    def pieces(self, ids: Iterable[int]) -> dict[int, bytes]:
+        return {one: bytes([one]) for one in ids}
+
+    def guide(self, structure: Structure, stop_ids: Sequence[int]) -> Guide:
+        raise unsupported(f"{structure.param} is not supported by an echo", structure.param)
 
 
 def text_of(ids: Sequence[int]) -> str:
@@ -141,13 +149,20 @@ class EchoEngine:
 
 
 def echoed(request: Request, ids: Sequence[int]) -> Finished:
-    """The prompt as the answer, ended as a model's answer would be: at a stop string, or at ``max_tokens``."""
+    """The prompt as each answer, ended as a model's answer would be: at a stop string, or at ``max_tokens``. What is
+    sure has a log probability of 0."""
     sampling = request.sampling
-    if not sampling.stop:
+    shape = sampling.shape
+    if not sampling.stop and not sampling.stop_ids and shape is None and sampling.choices == 1:
         reason = "stop" if len(ids) <= sampling.max_tokens else "length"
         return Finished(request, ids[: sampling.max_tokens], reason)
+    sure = None if shape is None or shape.logprobs < 0 else TokenLogprob(0.0, ())
     answer = Answer(sampling, text_of)
     for token in ids:
-        if answer.add(token) is not None:
+        if answer.add(token, sure) is not None:
             break
-    return Finished(request, tuple(answer.token_ids), answer.reason or "stop", text_chars=answer.text_chars)
+    choice = answer.choice._replace(reason=answer.reason or "stop")
+    others = (choice,) * (sampling.choices - 1)
+    return Finished(
+        request, choice.token_ids, choice.reason, text_chars=choice.text_chars, logprobs=choice.logprobs, others=others
+    )

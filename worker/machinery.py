@@ -134,9 +134,9 @@ def _machinery(
 ) -> Machinery:
     """``sharing``: tokens of a page, and of each request's own part, as the engine has room for them."""
     name, context = settings.engine.model, settings.engine.context_tokens
-    serving = Serving(name, context, codec.vocabulary, stop_ids)
-    model = ModelInfo(name, print_, context)
     drafting = settings.engine.draft_tokens > 0
+    serving = Serving(name, context, codec.vocabulary, stop_ids, drafting)
+    model = ModelInfo(name, print_, context)
     page, own_rows = sharing
     preparer = Preparer(codec, serving, f"fp_{print_[:16]}", SystemClock(), page, own_rows=own_rows, drafting=drafting)
     return Machinery(model, concurrency, producer.memory.capacity_bytes, producer, engine, preparer)

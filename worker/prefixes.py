@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common import limits
-from worker.structures import Request, SharedPrefix
+from worker.structures import Prepared, Request, SharedPrefix
 
 Ids = npt.NDArray[np.int32]
 _BLOCK = 1 << 14
@@ -37,6 +37,10 @@ def common_tokens(one: Ids, other: Ids) -> int:
         if differs.any():
             return start + int(differs.argmax())
     return most
+
+
+def _key(job: str, ids: bytes) -> str:
+    return hashlib.blake2b(job.encode() + b"\0" + ids, digest_size=16).hexdigest()
 
 
 def own_too_long(request: Request, own_rows: int) -> bool:
@@ -106,6 +110,14 @@ class Prefixes:
         self._bound()
         return found
 
+    def of_choices(self, prepared: Prepared) -> SharedPrefix | None:
+        """What the answers to one prompt share with each other, where it shares nothing with other requests: as many
+        whole pages as it has, a token left over."""
+        tokens = (len(prepared.token_ids) - 1) // self._page * self._page if self._page else 0
+        if tokens <= 0 or prepared.request.sampling.choices == 1:
+            return None
+        return SharedPrefix(_key(prepared.request.ref.job, prepared.token_ids[:tokens].tobytes()), tokens)
+
     def _group(self, arrays: Sequence[Ids], index: int, waiting: Sequence[int], book: _Job) -> tuple[list[int], int]:
         """With whom of those waiting, and of the prompts seen before, it shares how many tokens: what spares most."""
         mine = arrays[index]
@@ -143,8 +155,7 @@ class Prefixes:
         return bool(np.array_equal(prompt[:tokens], known.ids))
 
     def _learn(self, job: str, book: _Job, ids: Ids) -> _Known:
-        digest = hashlib.blake2b(job.encode() + b"\0" + ids.tobytes(), digest_size=16).hexdigest()
-        known = _Known(SharedPrefix(digest, ids.size), ids.copy())
+        known = _Known(SharedPrefix(_key(job, ids.tobytes()), ids.size), ids.copy())
         book.known.append(known)
         return known
 

@@ -7,32 +7,40 @@ the service's status, code and message. Knows no tokenizer; prompt lengths come 
 from __future__ import annotations
 
 import json
-import math
 import zlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from common import limits
 from common.messages import LineRef
-from worker.responses import CHAT_URL, COMPLETIONS_URL
-from worker.structures import Sampling
+from worker import parameters, responses_api
+from worker.conversations import CONVERSATION, read_messages, read_tools
+from worker.parameters import INT64_MAX, RequestError, integer, number, same, text, unsupported
+from worker.responses import CHAT_URL, COMPLETIONS_URL, RESPONSES_URL
+from worker.structured import STRUCTURED, Structure, read_structure
+from worker.structures import Sampling, Shape
+
+__all__ = ["Asked", "RequestError", "Serving", "read", "sampling"]
 
 COMPLETIONS_MAX_TOKENS_DEFAULT = 16
 """What /v1/completions generates when max_tokens is absent, as the service documents; a chat takes what is left."""
-INT64_MAX = 2**63 - 1
-ROLES = frozenset({"system", "developer", "user", "assistant"})
 LABELS = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier", "store"})
 """Parameters that say something about the request to a service's books and change no answer: allowed, unread."""
-OBEYED = frozenset({"model", "temperature", "top_p", "top_k", "seed", "max_tokens", "stop"})
-CHAT_ONLY = frozenset({"messages", "max_completion_tokens"})
+OBEYED = frozenset(
+    {"model", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop", "stop_token_ids", "n", "logprobs"}
+    | {"logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty"}
+    | STRUCTURED
+)
+CHAT_ONLY = frozenset({"max_completion_tokens", "top_logprobs"}) | CONVERSATION
 COMPLETIONS_ONLY = frozenset({"prompt"})
-_CHAT_KNOWN, _COMPLETIONS_KNOWN = (OBEYED | LABELS | only for only in (CHAT_ONLY, COMPLETIONS_ONLY))
+_KNOWN = {
+    CHAT_URL: OBEYED | LABELS | CHAT_ONLY,
+    COMPLETIONS_URL: OBEYED | LABELS | COMPLETIONS_ONLY,
+    RESPONSES_URL: (OBEYED - {"n", "logprobs", "max_tokens", "response_format"}) | LABELS | responses_api.CONVERTED,
+}
 OFF: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "stream": (False,),
     "stream_options": (),
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "echo": (False,),
     "suffix": ("",),
@@ -40,30 +48,12 @@ OFF: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none",),
     "functions": ([],),
     "function_call": ("none",),
-    "parallel_tool_calls": (),
-    "response_format": ({"type": "text"},),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
+    "parallel_tool_calls": (True,),
     "min_tokens": (0,),
     "ignore_eos": (False,),
-    "stop_token_ids": ([],),
     "modalities": (["text"],),
 }
 """Known parameters that are not supported, with the values that leave them off (absent and null always do)."""
-
-
-class RequestError(Exception):
-    """A request that cannot be met: what its output line says."""
-
-    def __init__(self, code: str, message: str, param: str | None = None, status_code: int = 400) -> None:
-        super().__init__(message)
-        self.status_code = status_code
-        self.code = code
-        self.message = message
-        self.param = param
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +64,8 @@ class Serving:
     context_tokens: int
     vocabulary: int
     stop_ids: tuple[int, ...] = ()
+    drafting: bool = False
+    """Whether it drafts tokens, and refuses what cannot go with that."""
 
 
 class Asked(NamedTuple):
@@ -88,29 +80,43 @@ class Asked(NamedTuple):
     top_k: int
     seed: int
     stop: tuple[str, ...]
+    stop_ids: tuple[int, ...]
+    min_p: float
+    choices: int
+    shape: Shape | None
+    tools: tuple[dict[str, Any], ...]
+    structure: Structure | None
 
 
 def read(ref: LineRef, url: str, body: bytes, serving: Serving) -> Asked:
     """What ``body`` asks for. Raises ``RequestError`` naming the parameter."""
-    chat = url == CHAT_URL
-    if not chat and url != COMPLETIONS_URL:
-        raise RequestError("invalid_url", f"{url} is not served here; {CHAT_URL} and {COMPLETIONS_URL} are")
+    if url not in _KNOWN:
+        raise RequestError("invalid_url", f"{url} is not served here; {', '.join(_KNOWN)} are")
     asked = _object(body)
     _model(asked, serving)
-    _only_known(asked, chat)
-    top_p = _number(asked, "top_p", 1.0, 0.0, 1.0)
-    temperature = _number(asked, "temperature", 1.0, 0.0, 2.0)
-    seed = _integer(asked, "seed", None, -INT64_MAX - 1, INT64_MAX)
+    _only_known(asked, _KNOWN[url], responses_api.OFF if url == RESPONSES_URL else OFF)
+    if url == RESPONSES_URL:
+        asked = responses_api.as_chat(asked)
+    chat = url != COMPLETIONS_URL
+    top_p = number(asked, "top_p", 1.0, 0.0, 1.0)
+    temperature = number(asked, "temperature", 1.0, 0.0, 2.0)
+    seed = integer(asked, "seed", None, -INT64_MAX - 1, INT64_MAX)
     return Asked(
-        messages=_messages(asked) if chat else None,
+        messages=read_messages(asked) if chat else None,
         prompt=None if chat else _prompt_text(asked),
         prompt_ids=None if chat else _prompt_ids(asked, serving),
         max_tokens=_max_tokens(asked, chat),
         temperature=temperature if top_p > 0 else 0.0,  # a nucleus of nothing is the likeliest token alone
         top_p=top_p if top_p > 0 else 1.0,
-        top_k=max(0, _integer(asked, "top_k", 0, -1, INT64_MAX) or 0),
+        top_k=max(0, integer(asked, "top_k", 0, -1, INT64_MAX) or 0),
         seed=_line_seed(ref) if seed is None else seed & INT64_MAX,
-        stop=_stop(asked),
+        stop=parameters.stop(asked),
+        stop_ids=parameters.stop_ids(asked, serving.vocabulary),
+        min_p=number(asked, "min_p", 0.0, 0.0, 1.0),
+        choices=parameters.choices(asked),
+        shape=parameters.shape(asked, serving.vocabulary, chat=chat, drafting=serving.drafting),
+        tools=read_tools(asked) if chat else (),
+        structure=read_structure(asked, "text" if url == RESPONSES_URL else "response_format", serving.drafting),
     )
 
 
@@ -133,7 +139,18 @@ def sampling(asked: Asked, prompt_tokens: int, serving: Serving) -> Sampling:
             f"Reduce the {where} or max_tokens, or start workers with a larger --context-tokens.",
             where,
         )
-    return Sampling(wanted, asked.temperature, asked.top_p, asked.top_k, asked.seed, asked.stop, serving.stop_ids)
+    return Sampling(
+        wanted,
+        asked.temperature,
+        asked.top_p,
+        asked.top_k,
+        asked.seed,
+        asked.stop,
+        (*serving.stop_ids, *asked.stop_ids),
+        asked.min_p,
+        asked.choices,
+        asked.shape,
+    )
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -163,50 +180,20 @@ def _model(asked: dict[str, Any], serving: Serving) -> None:
         raise RequestError("model_not_found", f"model {model[:200]!r} is not served here", "model", 404)
 
 
-def _only_known(asked: dict[str, Any], chat: bool) -> None:
-    known = _CHAT_KNOWN if chat else _COMPLETIONS_KNOWN
+def _only_known(asked: dict[str, Any], known: frozenset[str], neutral: dict[str, tuple[Any, ...]]) -> None:
     for name, value in asked.items():
         if name in known or value is None:
             continue
-        if name not in OFF:
-            raise RequestError("unsupported_parameter", f"parameter {name[:200]!r} is not supported", name[:200])
-        if not any(_same(value, off) for off in OFF[name]):
-            raise RequestError(
-                "unsupported_parameter", f"parameter {name!r} is not supported (only its neutral value is)", name
-            )
-
-
-def _same(value: Any, off: Any) -> bool:
-    """Equal, and not a boolean that equals a number."""
-    return isinstance(value, bool) == isinstance(off, bool) and value == off
-
-
-def _number(asked: dict[str, Any], name: str, default: float, least: float, most: float) -> float:
-    value = asked.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RequestError("invalid_type", f"{name} must be a number", name)
-    if not least <= value <= most:
-        raise RequestError("invalid_value", f"{name} is {value}, it must be from {least:g} to {most:g}", name)
-    return float(value)
-
-
-def _integer(asked: dict[str, Any], name: str, default: int | None, least: int, most: int) -> int | None:
-    value = asked.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError("invalid_type", f"{name} must be a whole number", name)
-    if not least <= value <= most:
-        raise RequestError("invalid_value", f"{name} is {value}, it must be from {least} to {most}", name)
-    return value
+        if name not in neutral:
+            raise unsupported(f"parameter {name[:200]!r} is not supported", name[:200])
+        if not any(same(value, off) for off in neutral[name]):
+            raise unsupported(f"parameter {name!r} is not supported (only its neutral value is)", name)
 
 
 def _max_tokens(asked: dict[str, Any], chat: bool) -> int | None:
     """0 is refused, as vLLM does: a request for nothing is a mistake, and there is no echo to make sense of it."""
-    given = _integer(asked, "max_tokens", None, 1, INT64_MAX)
-    newer = _integer(asked, "max_completion_tokens", None, 1, INT64_MAX) if chat else None
+    given = integer(asked, "max_tokens", None, 1, INT64_MAX)
+    newer = integer(asked, "max_completion_tokens", None, 1, INT64_MAX) if chat else None
     if given is not None and newer is not None and given != newer:
         raise RequestError(
             "invalid_value", f"max_tokens {given} and max_completion_tokens {newer} disagree: set one", "max_tokens"
@@ -214,65 +201,9 @@ def _max_tokens(asked: dict[str, Any], chat: bool) -> int | None:
     return newer if newer is not None else given
 
 
-def _stop(asked: dict[str, Any]) -> tuple[str, ...]:
-    value = asked.get("stop")
-    if value is None:
-        return ()
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
-        raise RequestError("invalid_type", "stop must be a string or a list of strings", "stop")
-    if len(stops) > limits.STOP_STRINGS_MAX_COUNT:
-        raise RequestError("invalid_value", f"{len(stops)} stops; {limits.STOP_STRINGS_MAX_COUNT} are allowed", "stop")
-    if "" in stops:
-        raise RequestError("invalid_value", "a stop string is empty", "stop")
-    return tuple(_text(one, "stop") for one in stops)
-
-
-def _messages(asked: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    messages = asked.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestError("missing_messages", "messages must be a list of at least one message", "messages")
-    return tuple([_message(one, f"messages[{number}]") for number, one in enumerate(messages)])
-
-
-def _message(message: Any, where: str) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise RequestError("invalid_type", f"{where} must be an object", where)
-    role = message.get("role")
-    if role not in ROLES:
-        code = "unsupported_parameter" if role in ("tool", "function") else "invalid_value"
-        raise RequestError(code, f"{where}.role must be one of {', '.join(sorted(ROLES))}", f"{where}.role")
-    for name, value in message.items():
-        if name not in ("role", "content", "name") and value not in (None, [], ""):
-            raise RequestError(
-                "unsupported_parameter", f"{where}.{name[:200]} is not supported", f"{where}.{name[:200]}"
-            )
-    # templates know three roles; the newer name of the first means the same to a model without one of its own
-    out: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": _content(message, where)}
-    if isinstance(message.get("name"), str):
-        out["name"] = _text(message["name"], f"{where}.name")
-    return out
-
-
-def _content(message: dict[str, Any], where: str) -> str:
-    content = message.get("content")
-    if isinstance(content, str):
-        return _text(content, f"{where}.content")
-    if not isinstance(content, list):
-        raise RequestError("invalid_type", f"{where}.content must be text", f"{where}.content")
-    pieces = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise RequestError(
-                "unsupported_parameter", f"{where}.content may hold parts of type text only", f"{where}.content"
-            )
-        pieces.append(_text(part["text"], f"{where}.content"))
-    return "".join(pieces)
-
-
 def _prompt_text(asked: dict[str, Any]) -> str | None:
     prompt = _single_prompt(asked)
-    return _text(prompt, "prompt") if isinstance(prompt, str) else None
+    return text(prompt, "prompt") if isinstance(prompt, str) else None
 
 
 def _prompt_ids(asked: dict[str, Any], serving: Serving) -> tuple[int, ...] | None:
@@ -291,21 +222,10 @@ def _single_prompt(asked: dict[str, Any]) -> str | list[Any]:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, list) and any(isinstance(one, str | list) for one in prompt):
-        raise RequestError(
-            "unsupported_parameter", "several prompts in one line: give each a line of its own", "prompt"
-        )
+        raise unsupported("several prompts in one line: give each a line of its own", "prompt")
     if not isinstance(prompt, str | list):
         raise RequestError("invalid_type", "prompt must be text or a list of token ids", "prompt")
     return prompt
-
-
-def _text(text: str, where: str) -> str:
-    """The text, unless it holds half a surrogate pair, which no encoding of text has."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as bad:
-        raise RequestError("invalid_unicode", f"{where} holds a lone surrogate at {bad.start}", where) from bad
-    return text
 
 
 def _line_seed(ref: LineRef) -> int:

@@ -9,14 +9,35 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from common import limits
 from common.messages import LineRef
 
 
+class Shape(NamedTuple):
+    """What a request changes about its logits before a token is drawn, and what it wants to know of them. The neutral
+    values: 1, 0, 0, none, -1."""
+
+    repetition: float = 1.0
+    """Logits of tokens of prompt and answer are divided by it, negative ones multiplied."""
+    presence: float = 0.0
+    frequency: float = 0.0
+    """Taken from the logit of each token of the answer, once, and once for each time it stands there."""
+    bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each once, and what is added to their logits."""
+    logprobs: int = -1
+    """Log probabilities are told, with those of so many likeliest tokens; -1 for none."""
+
+    @property
+    def penalises(self) -> bool:
+        """Whether what may follow depends on the tokens so far."""
+        return (self.repetition, self.presence, self.frequency) != (1.0, 0.0, 0.0)
+
+
 class Sampling(NamedTuple):
-    """How the next token is chosen, when to stop. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 are off."""
+    """How the next token is chosen, when to stop. ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0
+    are off."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -26,6 +47,11 @@ class Sampling(NamedTuple):
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     """Token ids that end the answer (the model's end-of-sequence ids among them); never part of it."""
+    min_p: float = 0.0
+    choices: int = 1
+    """Answers to be made, each with a seed of its own."""
+    shape: Shape | None = None
+    """None changes and tells nothing."""
 
 
 class TokenizeJob(NamedTuple):
@@ -44,6 +70,35 @@ class SharedPrefix(NamedTuple):
     tokens: int
 
 
+class Guide(Protocol):
+    """Which tokens may come next in one answer, given those that came (structured output). One thread at a time."""
+
+    words: int
+    """int32 words of a mask: a bit a token id, the lowest first."""
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; empty while it can."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether the form allows nothing more but the answer's end."""
+        ...
+
+    def copy(self) -> Guide:
+        """One that goes on by itself."""
+        ...
+
+    def take(self, token: int) -> None:
+        """The next token of the answer."""
+        ...
+
+    def mask_into(self, row: Any) -> None:
+        """Write what may come next into ``row``, a numpy array of ``words`` int32; all bits after an ``error``."""
+        ...
+
+
 class Request(NamedTuple):
     """A line the engine can run; its token ids travel in the ring beside it."""
 
@@ -56,6 +111,10 @@ class Request(NamedTuple):
     shared: SharedPrefix | None = None
     text: array[int] | None = None
     """The prompt's int32 token ids, kept on the host where tokens are drafted from them."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that the prompt offers."""
+    guide: Guide | None = None
+    """Holds its answer to a form; each of several answers takes a copy."""
 
     @property
     def own_tokens(self) -> int:
@@ -70,6 +129,22 @@ class Prepared(NamedTuple):
     token_ids: array[int]
 
 
+class TokenLogprob(NamedTuple):
+    """Of a token of an answer, by the model's own logits; natural logarithms, the likeliest of ``top`` first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class Choice(NamedTuple):
+    """One of a request's answers; fields as in ``Finished``."""
+
+    token_ids: Sequence[int]
+    reason: str
+    text_chars: int | None = None
+    logprobs: Sequence[TokenLogprob] = ()
+
+
 class Finished(NamedTuple):
     """What the engine has to say about a request, once. ``token_ids`` are the answer's, without a stop token."""
 
@@ -82,6 +157,15 @@ class Finished(NamedTuple):
     """Set when a stop string begins inside a token: the answer is the first so many characters of the decoded text."""
     notes: str = ""
     """What it waited for and which device pages moved for it, one note a line (``worker.engine.story``)."""
+    logprobs: Sequence[TokenLogprob] = ()
+    """One a token where they were asked for."""
+    others: tuple[Choice, ...] = ()
+    """Its answers from the second on; the first is told by the fields above."""
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """All of its answers."""
+        return (Choice(self.token_ids, self.reason, self.text_chars, self.logprobs), *self.others)
 
 
 class Outcome(NamedTuple):

@@ -6,12 +6,13 @@ it for seconds), so that the session beats on. What a body may ask for is ``work
 
 from __future__ import annotations
 
+import json
 import queue
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from common import limits, log
 from common.clock import Clock
@@ -19,9 +20,16 @@ from common.errors import RefusedError
 from common.messages import LineRef
 from worker import request_rules as rules
 from worker import responses
+from worker.logprobs import ids_of
+from worker.parameters import RequestError, unsupported
+from worker.pieces import piece_bytes
 from worker.prefixes import Prefixes, own_too_long
-from worker.request_rules import Asked, RequestError, Serving
-from worker.structures import Finished, Outcome, Prepared, Request, TokenizeJob
+from worker.request_rules import Asked, Serving
+from worker.structured import Structure
+from worker.structures import Finished, Guide, Outcome, Prepared, Request, TokenizeJob
+
+if TYPE_CHECKING:
+    from worker.guides import Guides
 
 
 class TextCodec(Protocol):
@@ -30,8 +38,9 @@ class TextCodec(Protocol):
     vocabulary: int
     """How many token ids there are."""
 
-    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
-        """The conversation as the model's template writes it. Raises ``RequestError`` where the template does."""
+    def chat_text(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+        """The conversation as the model's template writes it, with the ``tools`` it may call. Raises ``RequestError``
+        where the template does, or knows of no tools."""
         ...
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Sequence[int]]:
@@ -40,6 +49,14 @@ class TextCodec(Protocol):
 
     def decode(self, answers: Sequence[Sequence[int]]) -> list[str]:
         """The text of each answer, special tokens left out."""
+        ...
+
+    def pieces(self, ids: Iterable[int]) -> dict[int, bytes]:
+        """The bytes of each token by itself; of an id that is none, no bytes."""
+        ...
+
+    def guide(self, structure: Structure, stop_ids: Sequence[int]) -> Guide:
+        """What holds an answer to a form; ``stop_ids`` may end it. Raises ``RequestError`` where nothing can."""
         ...
 
 
@@ -62,14 +79,29 @@ class HubCodec:
         self._backend = backend
         self._template_errors = (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError)
         self.vocabulary = len(self._tokenizer)
+        self._added = self._backend.get_added_tokens_decoder()
+        spelling = json.loads(self._backend.to_str()).get("decoder")
+        self._guides: Guides | None = None
+        self._byte_level = '"ByteLevel"' in json.dumps(spelling)
 
-    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
+    def chat_text(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         if not self._tokenizer.chat_template:
             raise RequestError(
                 "chat_template_missing", f"this model has no chat template: use {responses.COMPLETIONS_URL}", "messages"
             )
+        text = self._written(messages, None)
+        if tools:
+            told = self._written(messages, list(tools))
+            if told == text:
+                raise unsupported("this model's chat template takes no tools", "tools")
+            return told
+        return text
+
+    def _written(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=True
+            )
         except self._template_errors as failure:
             raise RequestError(
                 "chat_template_error", f"the model's chat template refuses these messages: {failure}"[:2000], "messages"
@@ -82,6 +114,20 @@ class HubCodec:
     def decode(self, answers: Sequence[Sequence[int]]) -> list[str]:
         decoded = self._backend.decode_batch([list(one) for one in answers], skip_special_tokens=True)
         return [str(one) for one in decoded]
+
+    def pieces(self, ids: Iterable[int]) -> dict[int, bytes]:
+        found = {}
+        for one in ids:
+            piece = self._backend.id_to_token(one) or ""  # a model may have more ids than its tokenizer has tokens
+            found[one] = piece_bytes(piece, byte_level=self._byte_level, added=one in self._added)
+        return found
+
+    def guide(self, structure: Structure, stop_ids: Sequence[int]) -> Guide:
+        if self._guides is None:
+            from worker.guides import Guides  # needed by few, and slow to make
+
+            self._guides = Guides(self._backend.to_str(), self.vocabulary, stop_ids)
+        return self._guides.make(structure)
 
 
 class Preparer:
@@ -127,7 +173,7 @@ class Preparer:
                 if asked.prompt_ids is not None:
                     done[job.ref] = self._request(job, asked, asked.prompt_ids)
                 elif asked.messages is not None:
-                    texts[False].append((job, asked, self._codec.chat_text(asked.messages)))
+                    texts[False].append((job, asked, self._codec.chat_text(asked.messages, asked.tools)))
                 else:
                     texts[True].append((job, asked, asked.prompt or ""))
             except RequestError as refusal:
@@ -147,6 +193,7 @@ class Preparer:
             by_job.setdefault(one.request.ref.job, []).append(one)
         for name, ones in by_job.items():
             for one, prefix in zip(ones, self._prefixes.share(name, [one.token_ids for one in ones]), strict=True):
+                prefix = prefix or self._prefixes.of_choices(one)
                 if prefix is not None:
                     done[one.request.ref] = one._replace(request=one.request._replace(shared=prefix))
             self._warn(name, [found.request for one in ones if isinstance(found := done[one.request.ref], Prepared)])
@@ -174,7 +221,10 @@ class Preparer:
         sampling = rules.sampling(asked, len(ids), self._serving)
         held = ids if isinstance(ids, array) else array("i", ids)
         text = held if self._drafting else None
-        return Prepared(Request(job.ref, job.url, self._serving.model, len(ids), sampling, text=text), held)
+        tools = tuple(tool["function"]["name"] for tool in asked.tools)
+        guide = None if asked.structure is None else self._codec.guide(asked.structure, self._serving.stop_ids)
+        request = Request(job.ref, job.url, self._serving.model, len(ids), sampling, None, text, tools, guide)
+        return Prepared(request, held)
 
     def answer(self, finished: Sequence[Finished]) -> list[Outcome]:
         """Each request's result as its line will show it, in order. One that cannot be told fails alone."""
@@ -186,18 +236,20 @@ class Preparer:
             return [_broken(finished[0].request.ref, failure)]
 
     def _answer(self, finished: Sequence[Finished]) -> list[Outcome]:
-        texts = self._codec.decode([one.token_ids for one in finished])
+        texts = iter(self._codec.decode([choice.token_ids for one in finished for choice in one.choices]))
         now = self._clock.wall()
-        return [self._outcome(one, text, now) for one, text in zip(finished, texts, strict=True)]
+        return [self._outcome(one, [next(texts) for _ in one.choices], now) for one in finished]
 
-    def _outcome(self, one: Finished, text: str, now: float) -> Outcome:
+    def _outcome(self, one: Finished, texts: Sequence[str], now: float) -> Outcome:
         request = one.request
         if one.reason == "cancelled":
-            outcome = responses.cancelled(request.ref, request.prompt_tokens, len(one.token_ids))
+            made = sum(len(choice.token_ids) for choice in one.choices)
+            outcome = responses.cancelled(request.ref, request.prompt_tokens, made)
         elif one.reason == "failed":
             outcome = responses.failed(request.ref, 500, "engine_error", one.error, None, request.prompt_tokens)
         else:
-            outcome = responses.answered(one, text, now, self._fingerprint)
+            told = set().union(*(ids_of(choice) for choice in one.choices))
+            outcome = responses.answered(one, texts, now, self._fingerprint, self._codec.pieces(told) if told else {})
         return outcome._replace(notes=one.notes) if one.notes else outcome
 
 

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "broker": {"common", "broker"},
     "worker": {"common", "ring", "worker"},
 }
-HEAVY = {"torch", "transformers", "numpy", "safetensors", "gguf", "accelerate", "cuda"}
+HEAVY = {"torch", "transformers", "numpy", "safetensors", "gguf", "accelerate", "llguidance", "cuda"}
 """What the broker's image does not hold."""
 LIGHT_PACKAGES = {"common", "broker"}
 IMPURE = {

@@ -21,20 +21,20 @@ from common import log
 from common.config import EngineSettings
 from common.errors import InvariantError
 from common.limits import ENGINE_IDLE_S, STEPS_REPORTED_MAX_COUNT
-from common.messages import LineRef
 from ring.consumer import Consumer
 from worker.engine.addresses import Addresses
 from worker.engine.admission import PagePool
+from worker.engine.choices import Choices, at_once, choices_of
 from worker.engine.contexts import Context, StepPlan
 from worker.engine.device import DeviceError, QueueName
 from worker.engine.device_pool import DevicePool
 from worker.engine.drafts import Drafts
-from worker.engine.fit import fit, never_fits
+from worker.engine.fit import fit
 from worker.engine.fused import adapted
 from worker.engine.graphs import graphs_of
 from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.host_pool import HostPool
-from worker.engine.intake import Intake, Prompts
+from worker.engine.intake import Arrival, Intake, Prompts
 from worker.engine.landing import Enqueued, landed_tokens
 from worker.engine.linear_states import LinearStates
 from worker.engine.link_rate import rates_at_start
@@ -43,16 +43,15 @@ from worker.engine.page_leases import PageLeases
 from worker.engine.quantum import believed
 from worker.engine.retention import retention_of
 from worker.engine.routes import LiveStep, ResidentRoute, Route, StagedRoute
-from worker.engine.sampler import choose
 from worker.engine.scheduler import Scheduler
 from worker.engine.segments import SegmentBook
+from worker.engine.shaping import Shaping
 from worker.engine.step import PackedStep, pack
-from worker.engine.stopping import Answer
 from worker.engine.tables import Tables
 from worker.engine.transport import Quarantine, Transport
 from worker.engine.turns import Turns
 from worker.engine.warmup import warm_up
-from worker.structures import EngineFigures, Finished, Request
+from worker.structures import EngineFigures, Finished, Request, TokenLogprob
 
 
 class UnprovenError(DeviceError):
@@ -114,8 +113,8 @@ class Engine:
         addresses = Addresses(device, self.fit, loaded.geometry.layers)
         self.route = self._make_route(addresses)
         self.graphs = graphs_of(settings, loaded, self.route, addresses, self.fit)
-        self._contexts: dict[LineRef, Context] = {}
-        self._answers: dict[int, Answer] = {}
+        self._choices = Choices()
+        self.shaping = Shaping(device, self.fit.segments, sampled_max, loaded.geometry.vocabulary, self.intake.payload)
         self._planned = 0
         self._next: Enqueued | None = None
         self._decided = False
@@ -155,17 +154,22 @@ class Engine:
     def step(self) -> bool:
         """One pass of the model over what is planned; False when there was nothing to do."""
         began = time.monotonic()
+        early: Enqueued | None = None
         with self._failing():
             now, self._next, self._decided = self._next or self._begin(), None, False
             if now is not None:
                 live = self._fetch(now)
                 logits = self._forward(live, self._gather(live))
                 self._follow(now.packed, self._next_step())
+                if self._behind is not None and self.shaping.needs_tokens(now.packed):
+                    early, self._behind = self._behind, None
+                    self._land(early)
                 self._sample(now, live, logits)
             # with drafts the next plan needs this step's tokens; else they are read one step late
             behind, self._behind = (self._behind, now) if self.drafts is None else (now, None)
             if behind is not None:
                 self._land(behind)
+            if (behind := behind or early) is not None:
                 took = time.monotonic() - began
                 self.step_seconds.append(took)
                 if now is not None and behind.packed.decodes_only:
@@ -217,8 +221,8 @@ class Engine:
         self._admit_news()
         plan, admitted = self.scheduler.plan(self._planned, time.monotonic())
         self.prompts.look(self.scheduler.shared)
-        for context in admitted:
-            self._on_admitted(context.request)
+        for request in self._choices.admitted(admitted):
+            self._on_admitted(request)
         if self.scheduler.waiting:
             head = self.scheduler.waiting[0]
             self.intake.hold(head.entry, head.waits)
@@ -234,26 +238,25 @@ class Engine:
     def _admit_news(self) -> None:
         news = self.intake.look()
         for arrival in news.arrivals:
-            request, sampling = arrival.request, arrival.request.sampling
-            if request.ref in self._contexts:
-                raise InvariantError(f"{request.ref} came twice")
-            error = never_fits(request.prompt_tokens, sampling.max_tokens, self.settings.context_tokens)
-            if error is None and sampling.stop and self.loaded.decode is None:
-                error = "stop strings need a model with a tokenizer"
-            if error is not None or sampling.max_tokens == 0:
+            over = at_once(arrival.request, self.settings.context_tokens, self.loaded.decode)
+            if over is None:
+                self._begin_choices(arrival)
+            else:
                 self.intake.read(arrival.entry)
-                reason = "length" if error is None else "failed"
-                self._on_finished(Finished(request, (), reason, error or ""))
-                continue
-            context = self.scheduler.offer(request, arrival.entry, arrival.offset, time.monotonic())
-            self._contexts[request.ref] = context
-            self._answers[context.number] = Answer(sampling, self.loaded.decode)
-            self.prompts.came(context)
+                self._on_finished(over)
+        for ref in news.cancels:
+            for context in self._choices.running(ref):
+                self._finish(context, "cancelled")
+
+    def _begin_choices(self, arrival: Arrival) -> None:
+        request, now = arrival.request, time.monotonic()
+        contexts = [self.scheduler.offer(one, arrival.entry, arrival.offset, now) for one in choices_of(request)]
+        self._choices.begin(request, contexts, self.loaded.decode)
+        for context in contexts:
+            self.prompts.came(context, again=context is not contexts[0])
+            self.shaping.begin(context)
             if self.drafts is not None:
                 self.drafts.begin(context.number, request.text)
-        for ref in news.cancels:
-            if ref in self._contexts:
-                self._finish(self._contexts[ref], "cancelled")
 
     # -- one step on the queues -----------------------------------------------------------------------------------
     def _fetch(self, now: Enqueued) -> LiveStep:
@@ -299,7 +302,7 @@ class Engine:
         tensors, back = live.tensors, self.device.queue(QueueName.D2H)
         if self._watch is not None:
             self._watch(now.packed.plan, logits)
-        tokens = choose(logits, tensors.chances)
+        tokens = self.shaping.choose(now, tensors, logits)
         if self.drafts is None:
             self._last.index_copy_(0, tensors["sample_segments"], tokens)
         kept = self.tables.sampled(now.upload, tokens.numel())
@@ -313,26 +316,28 @@ class Engine:
         self.device.release(sampled)
         if tokens.numel():
             self.device.copy(back, self.tables.tokens(now.upload, tokens.numel()), kept, "sampled tokens")
+            self.shaping.bring(now, back)
         now.keep, now.over = (live, tokens), self.device.record(back)
 
     # -- one step late --------------------------------------------------------------------------------------------
     def _land(self, behind: Enqueued) -> None:
         """The step is over on every queue: retire its leases, read its tokens, publish."""
-        plan, values = behind.packed.plan, landed_tokens(self.device, self.tables, behind)
+        plan, others = behind.packed.plan, self.shaping.on_host(behind)
+        values, told = landed_tokens(self.device, self.tables, behind, others), self.shaping.told(behind)
         self.transport.retire(time.monotonic())
         self.tables.release(behind.upload)
         behind.keep = ()
         self.steps += 1
         at = 0
         for share in behind.packed.sampling:
-            sampled: Sequence[int] = values[at : at + share.sampled_rows]
-            at += share.sampled_rows
+            first, at = at, at + share.sampled_rows
+            sampled: Sequence[int] = values[first:at]
             self.prompts.read(share.context)
             if self.drafts is not None:
                 sampled = self.drafts.landed(share.context.number, share.ids, sampled)
                 self.scheduler.confirm(share, len(sampled))
-            for token in sampled:
-                self._take(share.context, token)
+            for row, token in enumerate(sampled, first):
+                self._take(share.context, token, told.get(row))
         self.scheduler.landed(plan)
         self.prompts.look(self.scheduler.shared)
         for context in (share.context for share in plan.shares):
@@ -340,18 +345,18 @@ class Engine:
                 self.prompts.read(context)
                 self.transport.forget(context.number)
 
-    def _take(self, context: Context, token: int) -> None:
+    def _take(self, context: Context, token: int, told: TokenLogprob | None) -> None:
         if context.ended:
             return  # surplus: planned before its stop was known
         self.tokens += 1
-        reason = self._answers[context.number].add(token)
+        reason = self._choices.add(context, token, told)
         if reason is not None:
             self._finish(context, reason)
 
     def _finish(self, context: Context, reason: str) -> None:
-        """Say how a request ended, once; its memory waits for what is in flight (L8)."""
-        del self._contexts[context.request.ref]
-        answer = self._answers.pop(context.number)
+        """An answer is over; the last one says how its request ended, once. Memory waits for what is in flight (L8)."""
+        finished = self._choices.end(context, reason)
+        self.shaping.end(context.number)
         drafted = "" if self.drafts is None else self.drafts.end(context.number)
         self.scheduler.end(context)
         if context.in_flight:
@@ -359,7 +364,8 @@ class Engine:
         else:
             self.prompts.read(context)
         told = context.story.told(time.monotonic(), context.served.words(self.loaded.geometry.token_bytes), drafted)
-        self._on_finished(Finished(context.request, tuple(answer.token_ids), reason, "", answer.text_chars, told))
+        if finished is not None:
+            self._on_finished(finished._replace(notes=told))
 
     @property
     def layers(self) -> int:
@@ -399,6 +405,7 @@ class Engine:
             if self._closed.proved:
                 self.headroom.close()
                 self.tables.close()
+                self.shaping.close()
                 if self.host is not None:
                     self.host.close()
         return self._closed

@@ -128,8 +128,10 @@ class Prompts:
         self._shared: dict[int, Context] = {}
         self._newest = -1
 
-    def came(self, context: Context) -> None:
-        """It will read its prompt."""
+    def came(self, context: Context, *, again: bool = False) -> None:
+        """It will read its prompt; ``again`` if others that its request brought will too."""
+        if again:
+            self._intake.share(context.entry)
         self._unread.add(context.number)
 
     def read(self, context: Context) -> None:

@@ -6,7 +6,10 @@ Knows no request: what the tokens mean is the engine's to say.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from common.errors import InvariantError
 from common.limits import ENGINE_POLL_MAX_S, ENGINE_POLL_MIN_S, STEP_DEADLINE_S
@@ -29,9 +32,9 @@ class Enqueued:
     over: Event | None = None
 
 
-def landed_tokens(device: Device, tables: Tables, behind: Enqueued) -> list[int]:
+def landed_tokens(device: Device, tables: Tables, behind: Enqueued, others: Sequence[torch.Tensor] = ()) -> list[int]:
     """The tokens that a step sampled, in the order of its sampled rows, once it is over on every queue; its event is
-    given back. Raises ``StepLateError``."""
+    given back, and the host may read ``others``, which the step brought back too. Raises ``StepLateError``."""
     event, step = behind.over, behind.packed.step
     if event is None:
         raise InvariantError(f"step {step} lands without having been sampled")
@@ -42,7 +45,8 @@ def landed_tokens(device: Device, tables: Tables, behind: Enqueued) -> list[int]
         time.sleep(pause)
         pause = min(2 * pause, ENGINE_POLL_MAX_S)
     tokens = tables.tokens(behind.upload, behind.packed.sampled_rows)
-    device.host_read(event, tokens)
+    for one in (tokens, *others):
+        device.host_read(event, one)
     values: list[int] = tokens.tolist()
     device.release(event)
     return values

@@ -21,7 +21,7 @@ from ring.producer import Producer
 from worker.engine.engine import Engine, Watch
 from worker.engine.model import LoadedModel
 from worker.engine.transport import Quarantine
-from worker.structures import Finished, Request, Sampling, SharedPrefix
+from worker.structures import Finished, Guide, Request, Sampling, SharedPrefix
 
 RING_ENTRIES_COUNT = 64
 
@@ -48,15 +48,18 @@ class LocalEngine:
         prompts: Sequence[Sequence[int]],
         samplings: Sequence[Sampling],
         shared: Sequence[SharedPrefix | None] | None = None,
+        guides: Sequence[Guide | None] | None = None,
     ) -> list[int]:
-        """Publish one batch, each prompt with what it shares, if any; the numbers of its requests."""
-        numbers, batch = [], []
-        for prompt, sampling, prefix in zip(prompts, samplings, shared or [None] * len(prompts), strict=True):
+        """Publish one batch, each prompt with what it shares and what guides it; the numbers of its requests."""
+        numbers, batch, nothing = [], [], [None] * len(prompts)
+        for prompt, sampling, prefix, guide in zip(
+            prompts, samplings, shared or nothing, guides or nothing, strict=True
+        ):
             number = next(self._numbers)
             request = Request(LineRef("local", number, 1), "/v1/completions", "local", len(prompt), sampling, prefix)
             numbers.append(number)
             ids = array("i", prompt)
-            batch.append((request._replace(text=ids if self._drafting else None), ids))
+            batch.append((request._replace(text=ids if self._drafting else None, guide=guide), ids))
         if self.producer.publish(f"local-{numbers[0] if numbers else 0}", batch) is None:
             raise InvariantError("the local ring is full: make it larger")
         return numbers

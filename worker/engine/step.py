@@ -63,7 +63,8 @@ class PackedStep:
     With G shared histories (H5) the same of them, ``shared_query_starts`` counted from ``first_shared_row``:
     ``shared_query_starts``, ``shared_history_starts``, ``shared_in_place`` (G + 1,), ``shared_lengths`` (G,)."""
     floats: dict[str, Floats]
-    """``temperature``, ``top_p``, ``chance`` (S,); empty when every row is greedy."""
+    """``temperature``, ``top_p``, ``chance`` (S,), and ``min_p`` (S,) where a row asks for it; empty when every row is
+    greedy."""
     longest_query: int
     longest_history: int
     """Of its own rows."""
@@ -328,8 +329,11 @@ def _chances(sampling: list[Share], longs: dict[str, Longs]) -> dict[str, Floats
         for share in sampling
         for row in range(share.sampled_rows)
     ]
-    return {
+    floats = {
         "temperature": np.array([setting.temperature for setting in settings], np.float32),
         "top_p": np.array([setting.top_p for setting in settings], np.float32),
         "chance": np.array(chance, np.float32),
     }
+    if any(setting.min_p > 0 for setting in settings):
+        floats["min_p"] = np.array([setting.min_p for setting in settings], np.float32)
+    return floats

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from common.errors import InvariantError
-from worker.structures import Sampling
+from worker.structures import Choice, Guide, Sampling, TokenLogprob
 
 Decode = Callable[[Sequence[int]], str]
 _INCOMPLETE = "\ufffd"
@@ -23,11 +23,15 @@ class Answer:
     characters of the decoded ``token_ids``.
     """
 
-    def __init__(self, sampling: Sampling, decode: Decode | None) -> None:
+    def __init__(self, sampling: Sampling, decode: Decode | None, guide: Guide | None = None) -> None:
         if sampling.stop and decode is None:
             raise InvariantError("stop strings need a decoder")
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
         self.reason: str | None = None
+        self.error = ""
+        """Why it failed."""
+        self._guide = guide
         self.text_chars: int | None = None
         self._sampling = sampling
         self._stop_ids = frozenset(sampling.stop_ids)
@@ -39,15 +43,29 @@ class Answer:
         self._tail = 0
         self._seen = 0
 
-    def add(self, token: int) -> str | None:
-        """Take the next token; ``stop`` or ``length`` when the answer ends with it. Later tokens are surplus."""
+    @property
+    def choice(self) -> Choice:
+        """As a result tells it, once it has ended."""
+        told = tuple(self.logprobs[: len(self.token_ids)])
+        return Choice(tuple(self.token_ids), self.reason or "", self.text_chars, told)
+
+    def add(self, token: int, told: TokenLogprob | None = None) -> str | None:
+        """Take the next token, with what is told of it; ``stop`` or ``length`` when the answer ends with it, ``failed``
+        when its guide cannot go on. Later tokens are surplus."""
         if self.reason is not None:
             raise InvariantError(f"a token after the answer ended ({self.reason})")
         if token in self._stop_ids:
             self.reason = "stop"
             return self.reason
         self.token_ids.append(token)
-        if self._stops and self._stopped():
+        if told is not None:
+            self.logprobs.append(told)
+        if self._guide is not None:
+            self._guide.take(token)
+            self.error = self._guide.error
+        if self.error:
+            self.reason = "failed"
+        elif (self._stops and self._stopped()) or (self._guide is not None and self._guide.ended):
             self.reason = "stop"
         elif len(self.token_ids) >= self._sampling.max_tokens:
             self.reason = "length"

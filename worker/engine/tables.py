@@ -99,7 +99,9 @@ class Tables:
             arrays[name] = words if wide else words.view(dtype)[:count]
         chances = None
         if packed.floats:
-            chances = Chances(arrays["temperature"], arrays["top_p"], arrays["chance"], arrays["top_k"])
+            chances = Chances(
+                arrays["temperature"], arrays["top_p"], arrays["chance"], arrays["top_k"], arrays.get("min_p")
+            )
         return StepTensors(arrays, chances)
 
     def tokens(self, upload: Upload, count: int) -> torch.Tensor:

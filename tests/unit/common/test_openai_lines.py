@@ -14,6 +14,7 @@ from common.openai_lines import CODES, URLS, Bad, Entry, check, is_blank, too_lo
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "m", "prompt": "hi"}
+INPUT = {"model": "m", "input": [{"role": "user", "content": "hi"}]}
 
 
 def line(**changes: Any) -> dict[str, Any]:
@@ -86,6 +87,9 @@ BAD: list[tuple[str, bytes]] = [
     ("missing_messages", raw(body(messages="hi"))),
     ("missing_prompt", raw(line(url=URLS[1]))),
     ("missing_prompt", raw(line(url=URLS[1], body={"model": "m", "prompt": ""}))),
+    ("missing_input", raw(line(url=URLS[2]))),
+    ("missing_input", raw(line(url=URLS[2], body={"model": "m", "input": []}))),
+    ("invalid_max_tokens", raw(line(url=URLS[2], body={"model": "m", "input": "hi", "max_output_tokens": 0}))),
     ("invalid_max_tokens", raw(body(max_tokens=-1))),
     ("invalid_max_tokens", raw(body(max_tokens=True))),
     ("invalid_max_tokens", raw(body(max_completion_tokens=1.5))),
@@ -110,7 +114,7 @@ def test_a_problem_keeps_the_custom_id_that_could_be_read() -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"\r", b"\n", b"  \t"])
-@pytest.mark.parametrize(("url", "fields"), [(URLS[0], CHAT), (URLS[1], TEXT)])
+@pytest.mark.parametrize(("url", "fields"), [(URLS[0], CHAT), (URLS[1], TEXT), (URLS[2], INPUT)])
 def test_good_lines_of_both_kinds(end: bytes, url: str, fields: dict[str, Any]) -> None:
     """CRLF files and stray blanks are as good as any."""
     data = raw(line(url=url, body=fields)) + end

@@ -176,6 +176,23 @@ def test_a_tokenized_batch_says_what_it_shares() -> None:
     assert tokens(found) == [28, 28, 0, 0]
 
 
+def test_the_answers_to_one_prompt_share_it() -> None:
+    """In life: n: the prompt's whole pages, if it shares nothing with other lines; not with one answer."""
+    preparer = Preparer(Codec(), Serving("m", 90, 256, ()), "fp_x", Clock(), PAGE)
+
+    def shared(text: str, **body: int) -> SharedPrefix | None:
+        line = json.dumps({"model": "m", "prompt": text, "max_tokens": 3, **body}).encode()
+        found = preparer.prepare([TokenizeJob(LineRef("one", 0, 1), "/v1/completions", line)])[0]
+        assert isinstance(found, Prepared)
+        return found.request.shared
+
+    alone = shared("a prompt of its own", n=2)
+    assert alone is not None
+    assert alone.tokens == 18 // PAGE * PAGE
+    assert shared("b prompt of its own") is None
+    assert shared("b", n=2) is None
+
+
 def test_a_job_that_loses_its_sharing_is_told_which_setting_would_do() -> None:
     """In life: --own-tokens 4, questions that need 9 of their own with what is left of a page: told once a job, with a
     number that would do. Control: with that number nothing is told."""

@@ -15,7 +15,17 @@ from common.messages import LineRef
 from worker import model_store, responses, tokenizer
 from worker.echo_engine import EchoCodec
 from worker.request_rules import RequestError, Serving
-from worker.structures import Finished, Outcome, Prepared, Request, Sampling, TokenizeJob
+from worker.structures import (
+    Choice,
+    Finished,
+    Outcome,
+    Prepared,
+    Request,
+    Sampling,
+    Shape,
+    TokenizeJob,
+    TokenLogprob,
+)
 from worker.tokenizer import Preparer
 
 
@@ -33,10 +43,10 @@ class Codec(EchoCodec):
     def __init__(self) -> None:
         self.calls: list[tuple[int, bool]] = []
 
-    def chat_text(self, messages: Sequence[dict[str, Any]]) -> str:
+    def chat_text(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         if messages[-1]["content"] == "refuse":
             raise RequestError("chat_template_error", "roles must alternate", "messages")
-        return super().chat_text(messages)
+        return super().chat_text(messages, tools)
 
     def encode(self, texts: Sequence[str], special: bool) -> list[Sequence[int]]:
         self.calls.append((len(texts), special))
@@ -70,7 +80,7 @@ def test_a_batch_is_encoded_in_one_call_and_comes_back_in_order(preparer: Prepar
         job(2, "/v1/completions", prompt="abc"),
         job(3, "/v1/completions", prompt=[1, 2]),
         job(4, messages=say("x" * 60)),
-        job(5, messages=say("bye"), n=3),
+        job(5, messages=say("bye"), best_of=3),
         job(6, messages=say("bye")),
     ]
     found = preparer.prepare(jobs)
@@ -145,6 +155,28 @@ def test_every_end_of_a_request_becomes_a_result(preparer: Preparer, reason: str
     assert outcome.notes == responses.result_of(outcome).notes == "0.50 s: ended"
 
 
+def test_all_choices_of_a_request_are_told(preparer: Preparer) -> None:
+    """Each with its own text, reason and log probabilities; the usage counts the prompt once."""
+    shape = Shape(logprobs=1)
+    request = Request(LineRef("job", 0, 1), "/v1/completions", "m", 5, Sampling(9, choices=2, shape=shape))
+    told = (TokenLogprob(-0.5, ((ord("h"), -0.5),)), TokenLogprob(-1.0, ((0xC3, -0.25),)))
+    finished = Finished(request, b"hi", "stop", logprobs=told, others=(Choice(b"ho", "length", None, told),))
+    outcome = preparer.answer([finished])[0]
+    body = json.loads(outcome.body)
+    assert [(one["index"], one["text"], one["finish_reason"]) for one in body["choices"]] == [
+        (0, "hi", "stop"),
+        (1, "ho", "length"),
+    ]
+    assert body["choices"][1]["logprobs"] == {
+        "text_offset": [0, 1],
+        "tokens": ["h", "o"],
+        "token_logprobs": [-0.5, -1.0],
+        "top_logprobs": [{"h": -0.5}, {"bytes:\\xc3": -0.25, "o": -1.0}],
+    }
+    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    assert (outcome.prompt_tokens, outcome.completion_tokens) == (5, 4)
+
+
 def test_lines_wait_for_the_model_and_are_then_prepared_in_order(preparer: Preparer) -> None:
     """A broker's batch that crosses the end of loading."""
     work: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -187,6 +219,16 @@ def test_a_real_tokenizer_says_what_transformers_says(hub: tokenizer.HubCodec) -
 
 
 @pytest.mark.model
+def test_the_bytes_of_single_tokens_join_to_the_text(hub: tokenizer.HubCodec) -> None:
+    """Log probabilities tell of tokens by themselves: their bytes, joined, are the text's, half characters included."""
+    text = "Où est la gare?\n  駅はどこ? \U0001f600 <|im_end|>\x00"
+    ids = list(hub.encode([text], special=False)[0])
+    pieces = hub.pieces({*ids, 10**6})
+    assert b"".join(pieces[one] for one in ids) == text.encode()
+    assert pieces[10**6] == b""
+
+
+@pytest.mark.model
 def test_a_template_that_fails_fails_its_line(hub: tokenizer.HubCodec, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose template insists on an order of roles: the line says what the template said."""
     monkeypatch.setattr(hub._tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
@@ -196,6 +238,19 @@ def test_a_template_that_fails_fails_its_line(hub: tokenizer.HubCodec, monkeypat
     monkeypatch.setattr(hub._tokenizer, "chat_template", None)
     with pytest.raises(RequestError, match="no chat template"):
         hub.chat_text(say("hi"))
+
+
+@pytest.mark.model
+def test_tools_are_written_by_the_template_or_refused(hub: tokenizer.HubCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default model's template takes none: the line must not be answered as if there were none."""
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    with pytest.raises(RequestError, match="takes no tools") as caught:
+        hub.chat_text(say("hi"), [tool])
+    assert caught.value.param == "tools"
+    template = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ messages[-1].content }}"
+    monkeypatch.setattr(hub._tokenizer, "chat_template", template)
+    assert hub.chat_text(say("hi"), [tool]) == json.dumps(tool) + "hi"
+    assert hub.chat_text(say("hi")) == "hi"
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Any) -> None:
