@@ -23,12 +23,12 @@ from common.errors import InvariantError
 from common.limits import ENGINE_IDLE_S, STEPS_REPORTED_MAX_COUNT
 from ring.consumer import Consumer
 from worker.engine.addresses import Addresses
-from worker.engine.admission import PagePool
 from worker.engine.choices import Choices, at_once, choices_of
 from worker.engine.contexts import Context, StepPlan
 from worker.engine.device import DeviceError, QueueName
 from worker.engine.device_pool import DevicePool
 from worker.engine.drafts import Drafts
+from worker.engine.engine_figures import figures_of
 from worker.engine.fit import fit
 from worker.engine.fused import adapted
 from worker.engine.graphs import graphs_of
@@ -42,7 +42,7 @@ from worker.engine.model import LoadedModel
 from worker.engine.page_leases import PageLeases
 from worker.engine.quantum import believed
 from worker.engine.retention import retention_of
-from worker.engine.routes import LiveStep, ResidentRoute, Route, StagedRoute
+from worker.engine.routes import LiveStep, StagedRoute, route_of
 from worker.engine.scheduler import Scheduler
 from worker.engine.segments import SegmentBook
 from worker.engine.shaping import Shaping
@@ -111,7 +111,7 @@ class Engine:
         self.prompts = Prompts(self.intake)
         self._last = device.allocate_device((self.fit.segments,), torch.int64)
         addresses = Addresses(device, self.fit, loaded.geometry.layers)
-        self.route = self._make_route(addresses)
+        self.route = route_of(self.transport, self.host, self.pool, addresses, self.fit, self._next_step)
         self.graphs = graphs_of(settings, loaded, self.route, addresses, self.fit)
         self._choices = Choices()
         self.shaping = Shaping(device, self.fit.segments, sampled_max, loaded.geometry.vocabulary, self.intake.payload)
@@ -160,7 +160,7 @@ class Engine:
             if now is not None:
                 live = self._fetch(now)
                 logits = self._forward(live, self._gather(live))
-                self._follow(now.packed, self._next_step())
+                self.route.follow(now.packed, self._next_step())
                 if self._behind is not None and self.shaping.needs_tokens(now.packed):
                     early, self._behind = self._behind, None
                     self._land(early)
@@ -211,11 +211,6 @@ class Engine:
             self._decided = True
             self._next = self._plan()
         return None if self._next is None else self._next.packed
-
-    def _follow(self, packed: PackedStep, following: PackedStep | None) -> None:
-        """A step that ran as a whole began no copies of the one after it."""
-        if packed.whole and following is not None:
-            self.route.prepare(following)
 
     def _plan(self) -> Enqueued | None:
         self._admit_news()
@@ -374,24 +369,9 @@ class Engine:
 
     def figures(self) -> EngineFigures:
         """As it stands; any thread may ask."""
-        transport, scheduler = self.transport, self.scheduler
-        pool = scheduler.kept.retention.pool if scheduler.kept.retention is not None else PagePool(0)
-        return EngineFigures(
-            self.steps, self.tokens, transport.bytes_in, transport.bytes_back, self.device.events_held,
-            transport.book.began - transport.book.retired, len(scheduler.running), len(scheduler.waiting),
-            tuple(scheduler.waits.copy().items()), self.hit_bytes, pool.capacity - pool.free, pool.free,
-            tuple((reason.value, pages) for reason, pages in pool.moved.copy().items()),
-            self.turns.predicted_s, self.turns.measured_s, self.headroom_bytes, *self.headroom.figures(),
-            len(scheduler.shared), scheduler.shared.members, self.spared_bytes,
-            *(self.drafts.counts if self.drafts is not None else (0, 0, 0)), scheduler.held_up,
-        )  # fmt: skip
+        return figures_of(self)
 
     # -- start and end --------------------------------------------------------------------------------------------
-    def _make_route(self, addresses: Addresses) -> Route:
-        if self.host is None:
-            return ResidentRoute(self.device, self.pool, addresses)
-        return StagedRoute(self.transport, self.host, self.pool, addresses, self.fit, self._next_step)
-
     def check(self) -> None:
         """Raise unless all books agree."""
         self.transport.check()

@@ -66,6 +66,9 @@ class Route:
     def prepare(self, packed: PackedStep) -> None:
         """A step that nobody prefetched begins."""
 
+    def follow(self, packed: PackedStep, following: PackedStep | None) -> None:
+        """``packed`` is on the queues, ``following`` is planned: begin of it what has not begun."""
+
     def locate(self, packed: PackedStep, tensors: StepTensors) -> tuple[LayerAddress, ...]:
         """Where the rows of the step lie, layer by layer."""
         return self._addresses.of(packed, tensors, 0)
@@ -174,6 +177,11 @@ class StagedRoute(Route):
             return
         for layer in range(self._ahead):
             self._stage(packed, layer)
+
+    def follow(self, packed: PackedStep, following: PackedStep | None) -> None:
+        """A step that ran as a whole began no copies of the one after it."""
+        if packed.whole and following is not None:
+            self.prepare(following)
 
     def locate(self, packed: PackedStep, tensors: StepTensors) -> tuple[LayerAddress, ...]:
         """As the leases of the step's first layers have it: slots are taken in turn."""
@@ -348,3 +356,17 @@ class StagedRoute(Route):
                 reads += arena.views(self._fit.layer_first(layer) + run.first + run.rows, run.added)
                 writes += rows.views(run.host_first + run.rows, run.added)
         return Work(scatter, reads, writes)
+
+
+def route_of(
+    transport: Transport,
+    host: HostPool | None,
+    pool: DevicePool,
+    addresses: Addresses,
+    fit: Fit,
+    next_step: Callable[[], PackedStep | None],
+) -> Route:
+    """The reference where there is no host pool."""
+    if host is None:
+        return ResidentRoute(transport.device, pool, addresses)
+    return StagedRoute(transport, host, pool, addresses, fit, next_step)
