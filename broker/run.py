@@ -40,6 +40,7 @@ from common.engine_options import (
     Retain,
     SharedHistories,
     TargetPages,
+    TensorParallel,
 )
 from common.errors import HaulierError, InvariantError, RefusedError, UsageError
 
@@ -151,6 +152,7 @@ def run_command(
     shared_histories: SharedHistories = DEFAULTS.shared_histories,
     graphs: Graphs = DEFAULTS.graphs,
     draft_tokens: DraftTokens = DEFAULTS.draft_tokens,
+    tensor_parallel: TensorParallel = DEFAULTS.tensor_parallel,
     echo: Annotated[
         bool, typer.Option("--echo", envvar="HAULIER_ECHO", help="No model: each answer is its request's own text.")
     ] = False,
@@ -165,7 +167,7 @@ def run_command(
         chunk_tokens=chunk_tokens, slot_gib=slot_gib, dtype=dtype, threads=threads, retain=retain,
         target_pages=target_pages, burst_pages=burst_pages, headroom_gib=headroom_gib,
         headroom_reserve_gib=headroom_reserve_gib, own_tokens=own_tokens, shared_histories=shared_histories,
-        graphs=graphs, draft_tokens=draft_tokens,
+        graphs=graphs, draft_tokens=draft_tokens, tensor_parallel=tensor_parallel,
     )  # fmt: skip
     plan = Plan(source, output, error, engine, state, workers, lenient, echo)
     if as_json and output == "-":

@@ -185,6 +185,8 @@ class EngineSettings:
     """Whether decode steps whose history is on the device are replayed as graphs; ``auto``: on a GPU."""
     draft_tokens: int = 0
     """Tokens proposed from a request's own text and verified in one staged pass; 0 drafts none."""
+    tensor_parallel: int = 1
+    """Devices that one model is spread over, from ``device`` on; pools and ``threads`` are each one's."""
 
     def __post_init__(self) -> None:
         _need(bool(self.model), "--model says which model to serve")
@@ -248,6 +250,25 @@ class EngineSettings:
             self.dtype in ("auto", "float32", "bfloat16", "float16"),
             f"--dtype {self.dtype!r} is none of auto, float32, bfloat16, float16",
         )
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        """Every rank makes the same plan: what plans by what one device measures, or was not tried, stays off."""
+        asked = f"--tensor-parallel {self.tensor_parallel}"
+        most = limits.RANKS_MAX_COUNT
+        _need(1 <= self.tensor_parallel <= most, f"{asked} must be 1 (one device) to {most}")
+        if self.tensor_parallel == 1:
+            return
+        _need(
+            self.headroom_gib == "0",
+            f"{asked} does not go with --headroom-gib {self.headroom_gib}, which follows one device's free memory: "
+            "leave one of them out",
+        )
+        _need(
+            not self.draft_tokens,
+            f"{asked} does not go with --draft-tokens {self.draft_tokens}: leave one of them out",
+        )
+        _need(self.graphs != "on", f"{asked} replays no graphs: set --graphs to auto or off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,5 +291,9 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         _need(bool(self.brokers), "--broker EP (or HAULIER_BROKER) says which broker to serve")
         _sized("--ring-mib", self.ring_mib, least=1, unit_bytes=1024**2)
+        _need(
+            not self.echo or self.engine.tensor_parallel == 1,
+            f"--tensor-parallel {self.engine.tensor_parallel} spreads a model, --echo has none: leave one of them out",
+        )
         _need(self.echo_delay_ms >= 0, f"--echo-delay-ms {self.echo_delay_ms} must be 0 or more")
         _need(0 <= self.metrics_port < 65536, "--metrics-port must be a port, or 0 for none")

@@ -1,5 +1,5 @@
 """values: options of an engine that several commands have: what is kept on the device beside staging (H1,
-H2), what requests share (H5), and drafts.
+H2), what requests share (H5), drafts, and how many devices it is spread over.
 
 ``haulier worker`` and ``haulier run`` declare their parameters with these; defaults are those of ``EngineSettings``.
 """
@@ -78,5 +78,13 @@ DraftTokens = Annotated[
         "--draft-tokens",
         envvar="HAULIER_DRAFT_TOKENS",
         help="Tokens looked up in the request's own text and verified in one pass; 0: none.",
+    ),
+]
+TensorParallel = Annotated[
+    int,
+    typer.Option(
+        "--tensor-parallel",
+        envvar="HAULIER_TENSOR_PARALLEL",
+        help="Spread the model over so many devices, from --device on; pools are each one's.",
     ),
 ]

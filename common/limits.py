@@ -251,6 +251,13 @@ HEADROOM_QUIET_LOOKS_COUNT = 32
 """After a chunk was given back none is taken for so many looks: memory that comes and goes moves no pages."""
 PASSED_BY_MAX_COUNT = 64
 """Requests that pass a head of the queue which waits for a whole segment, before it goes first whatever is free."""
+RANKS_MAX_COUNT = 64
+"""Devices that one model is spread over: more than one machine has."""
+RANKS_LOADED_S = 7200.0
+"""A rank waits so long for another that still loads: of large weights, a slow disk's worth. One that ends is seen at
+once, and one that stops at work is found by the stall watch."""
+RANK_WORDS_S = 2.0
+"""What a rank that ended gets to say why, before the others say that it ended."""
 STAGING_SLOTS_MIN_COUNT = 2
 """While one slot is attended, the next layer is copied into another."""
 RETIRE_DEADLINE_S = 120.0

@@ -8,18 +8,29 @@ thread, the engine's, except ``abort``.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from common.errors import InvariantError
 from ring.accounting import word_of
 from ring.descriptor import Entry
-from ring.memory import ABORT
-from ring.producer import Producer
+from ring.handover import Handover
+from ring.memory import ABORT, RingMemory
+
+
+class Source(Protocol):
+    """Where entries come from: ``ring.producer.Producer`` or, on a further rank, ``ring.mirror.Mirror``."""
+
+    @property
+    def memory(self) -> RingMemory: ...
+
+    @property
+    def handover(self) -> Handover: ...
 
 
 class Consumer:
     """Takes what ``producer`` publishes. One thread, the engine's."""
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Source) -> None:
         self.memory = producer.memory
         self._handover = producer.handover
         self._words = producer.memory.words
@@ -61,7 +72,11 @@ class Consumer:
             raise InvariantError(f"a release on stream {stream}, while earlier ones were on {self._stream}")
         through = self._handover.release([entry[0] for entry in entries])
         if through is not None:
-            self.memory.write_consumed(stream, word_of(through))
+            self._give_back(through)
+
+    def _give_back(self, through: int) -> None:
+        """All entries up to ``through`` are released here: the stream says so in its order."""
+        self.memory.write_consumed(self._stream, word_of(through))
 
     def hold(self, entry: Entry, reason: str) -> None:
         """Record why a taken entry is kept, for the finding of R6 and for explaining a wait."""

@@ -28,6 +28,7 @@ from common.engine_options import (
     Retain,
     SharedHistories,
     TargetPages,
+    TensorParallel,
 )
 from common.errors import RefusedError
 
@@ -112,6 +113,7 @@ def worker(
     shared_histories: SharedHistories = DEFAULTS.shared_histories,
     graphs: Graphs = DEFAULTS.graphs,
     draft_tokens: DraftTokens = DEFAULTS.draft_tokens,
+    tensor_parallel: TensorParallel = DEFAULTS.tensor_parallel,
     ring_mib: int = typer.Option(64, "--ring-mib", envvar="HAULIER_RING_MIB", help="Payload of the ring."),
     metrics_port: int = typer.Option(
         0, "--metrics-port", envvar="HAULIER_METRICS_PORT", help="Serve metrics there; 0 for no port."
@@ -137,6 +139,7 @@ def worker(
             threads=threads, retain=retain, target_pages=target_pages, burst_pages=burst_pages,
             headroom_gib=headroom_gib, headroom_reserve_gib=headroom_reserve_gib, own_tokens=own_tokens,
             shared_histories=shared_histories, graphs=graphs, draft_tokens=draft_tokens,
+            tensor_parallel=tensor_parallel,
         ),
         ring_mib=ring_mib,
         metrics_port=metrics_port,

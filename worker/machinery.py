@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from common import limits
 from common.clock import SystemClock
 from common.config import GIB, WorkerSettings
-from common.errors import RefusedError
+from common.errors import HaulierError, RefusedError
 from common.machine import memory_bytes
 from common.messages import ModelInfo
 from ring.accounting import Accounting
@@ -26,6 +26,9 @@ from ring.producer import Producer
 from worker.request_rules import Serving
 from worker.structures import EngineFigures, Finished, Request
 from worker.tokenizer import HubCodec, Preparer, TextCodec
+
+if TYPE_CHECKING:
+    from worker.engine.model import LoadedModel
 
 MIB = 1024 * 1024
 SAMPLE_BYTES = MIB
@@ -67,26 +70,37 @@ class Machinery:
 
 Finish = Callable[[Finished], None]
 Admit = Callable[[Request], None]
+Lost = Callable[[HaulierError], None]
+"""Hears, on a thread of its own, that another rank of the engine ended, and why."""
 
 
-def build(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable[[str], None]) -> Machinery:
+def _unheard(failure: HaulierError) -> None:
+    """For ``Lost`` where nobody serves: the engine's own thread raises it too."""
+
+
+def build(
+    settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable[[str], None], lost: Lost = _unheard
+) -> Machinery:
     """Load the model and make ring and engine. Blocks for as long as that takes. Raises ``RefusedError``."""
     check_memory(settings, memory_bytes())
-    return _echo(settings, finish, admit) if settings.echo else _real(settings, finish, admit, tell)
+    return _echo(settings, finish, admit) if settings.echo else _real(settings, finish, admit, tell, lost)
 
 
 def check_memory(settings: WorkerSettings, there: int) -> None:
-    """Raise ``RefusedError`` when host pool and ring together are more than ``there``, bytes of memory; 0: not known.
+    """Raise ``RefusedError`` when host pool and ring together, of all ranks, are more than ``there``, bytes of memory;
+    0: not known.
 
     The system would promise them all the same, and end this process, or another, once they are written to.
     """
-    ring = settings.ring_mib * MIB
+    ranks = settings.engine.tensor_parallel
+    ring = settings.ring_mib * MIB * ranks
     staged = settings.engine.residency == "staged" and not settings.echo
-    pool = int(settings.engine.host_pool_gib * GIB) if staged else 0
+    pool = int(settings.engine.host_pool_gib * GIB) * ranks if staged else 0
     if not there or ring + pool <= there:
         return
     asked = f"--ring-mib {settings.ring_mib}"
     asked = f"--host-pool-gib {settings.engine.host_pool_gib} and {asked}" if pool else asked
+    asked += f", each for {ranks} ranks," if ranks > 1 else ""
     raise RefusedError(
         f"{asked} ask for {(ring + pool) / GIB:.3f} GiB of memory, this machine (or container) has "
         f"{there / GIB:.3f} GiB: lower {'--host-pool-gib' if pool > ring else '--ring-mib'}"
@@ -96,13 +110,13 @@ def check_memory(settings: WorkerSettings, there: int) -> None:
 def _echo(settings: WorkerSettings, finish: Finish, admit: Admit) -> Machinery:
     from worker.echo_engine import EchoCodec, EchoEngine
 
-    producer, consumer = _ring(settings, None)
+    producer = _ring(settings, None)
     wanted = settings.engine
-    engine = EchoEngine(consumer, wanted.concurrency, settings.echo_delay_ms / 1000, finish, admit)
+    engine = EchoEngine(Consumer(producer), wanted.concurrency, settings.echo_delay_ms / 1000, finish, admit)
     return _machinery(settings, producer, engine, EchoCodec(), "echo", wanted.concurrency, ())
 
 
-def _real(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable[[str], None]) -> Machinery:
+def _real(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable[[str], None], lost: Lost) -> Machinery:
     from worker import model_store
 
     source = model_store.ensure(settings.engine.model, tell)
@@ -113,11 +127,23 @@ def _real(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable
     quiet: Callable[[], None] = their_logging.disable_progress_bar  # bars would stand between our log lines
     quiet()
 
-    loaded = load(settings.engine, source if isinstance(source, Path) else None)
+    folder = source if isinstance(source, Path) else None
     codec = HubCodec(source)
-    producer, consumer = _ring(settings, loaded.device.torch_device.index if loaded.device.kind == "cuda" else None)
-    engine = Engine(loaded, consumer, settings.engine, finish, admit)
-    print_ = fingerprint(source, f"{loaded.dtype} {settings.engine.residency} {loaded.device.kind}")
+    engine: Engine
+    if settings.engine.tensor_parallel > 1:
+        from worker.engine.rank_group import LeadingEngine, RankGroup
+
+        group = RankGroup(settings.engine, folder, settings.ring_mib * MIB, lost)
+        with group.blamed():
+            loaded = load(group.settings, folder, group.join)
+            producer = _ring(settings, loaded)
+            engine = LeadingEngine(loaded, producer, group, finish, admit)
+    else:
+        loaded = load(settings.engine, folder)
+        producer = _ring(settings, loaded)
+        engine = Engine(loaded, Consumer(producer), settings.engine, finish, admit)
+    how = f"{loaded.dtype} {settings.engine.residency} {loaded.device.kind}"
+    print_ = fingerprint(source, how + (f" x{loaded.ranks}" if loaded.ranks > 1 else ""))
     sharing = (settings.engine.page_tokens, engine.fit.short_rows) if engine.fit.longs else (0, 0)
     return _machinery(settings, producer, engine, codec, print_, engine.fit.concurrency, loaded.stop_ids, sharing)
 
@@ -134,15 +160,18 @@ def _machinery(
 ) -> Machinery:
     """``sharing``: tokens of a page, and of each request's own part, as the engine has room for them."""
     name, context = settings.engine.model, settings.engine.context_tokens
-    drafting = settings.engine.draft_tokens > 0
-    serving = Serving(name, context, codec.vocabulary, stop_ids, drafting)
+    drafting, spread = settings.engine.draft_tokens > 0, settings.engine.tensor_parallel > 1
+    serving = Serving(name, context, codec.vocabulary, stop_ids, drafting, spread)
     model = ModelInfo(name, print_, context)
     page, own_rows = sharing
-    preparer = Preparer(codec, serving, f"fp_{print_[:16]}", SystemClock(), page, own_rows=own_rows, drafting=drafting)
+    preparer = Preparer(
+        codec, serving, f"fp_{print_[:16]}", SystemClock(), page, own_rows=own_rows, keeping=drafting or spread
+    )
     return Machinery(model, concurrency, producer.memory.capacity_bytes, producer, engine, preparer)
 
 
-def _ring(settings: WorkerSettings, cuda_index: int | None) -> tuple[Producer, Consumer]:
+def _ring(settings: WorkerSettings, loaded: LoadedModel | None) -> Producer:
+    """A ring whose pages ``loaded``'s device reads; None without a model."""
     size = settings.ring_mib * MIB
     need = settings.engine.context_tokens * 4
     if need > size:
@@ -151,14 +180,13 @@ def _ring(settings: WorkerSettings, cuda_index: int | None) -> tuple[Producer, C
             f"--ring-mib {settings.ring_mib} holds {size}: set --ring-mib to {-(-need // MIB)} or more"
         )
     memory: RingMemory
-    if cuda_index is None:
+    if loaded is None:
         memory = HostRingMemory(size, limits.RING_ENTRIES_COUNT)
     else:
-        from ring.cuda_memory import CudaRingMemory
+        from worker.engine.local import ring_memory
 
-        memory = CudaRingMemory(size, limits.RING_ENTRIES_COUNT, device=cuda_index)
-    producer = Producer(memory, Accounting(size, limits.RING_ENTRIES_COUNT), identity=_ref)
-    return producer, Consumer(producer)
+        memory = ring_memory(loaded, size, limits.RING_ENTRIES_COUNT)
+    return Producer(memory, Accounting(size, limits.RING_ENTRIES_COUNT), identity=_ref)
 
 
 def _ref(item: Any) -> Any:

@@ -305,8 +305,9 @@ class Worker:
     def _run_engine(self) -> None:
         """Load, then run. On the engine's thread."""
         built = machinery.build(
-            self.settings, self._finish, self._admit, lambda line: self.log.info("model", says=line)
-        )
+            self.settings, self._finish, self._admit, lambda line: self.log.info("model", says=line),
+            lambda failure: self.inbox.post(ThreadEnded("ranks", failure)),
+        )  # fmt: skip
         self._texts.put(built.preparer)
         self.inbox.post(built)
         built.engine.run(self._stop)

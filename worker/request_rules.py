@@ -66,6 +66,13 @@ class Serving:
     stop_ids: tuple[int, ...] = ()
     drafting: bool = False
     """Whether it drafts tokens, and refuses what cannot go with that."""
+    spread: bool = False
+    """Whether its model is spread over devices, likewise."""
+
+    @property
+    def without_forms(self) -> str:
+        """The setting that keeps it from holding answers to a form; empty: it does."""
+        return "--draft-tokens" if self.drafting else "--tensor-parallel" if self.spread else ""
 
 
 class Asked(NamedTuple):
@@ -116,7 +123,7 @@ def read(ref: LineRef, url: str, body: bytes, serving: Serving) -> Asked:
         choices=parameters.choices(asked),
         shape=parameters.shape(asked, serving.vocabulary, chat=chat, drafting=serving.drafting),
         tools=read_tools(asked) if chat else (),
-        structure=read_structure(asked, "text" if url == RESPONSES_URL else "response_format", serving.drafting),
+        structure=read_structure(asked, "text" if url == RESPONSES_URL else "response_format", serving.without_forms),
     )
 
 

@@ -24,17 +24,18 @@ class Structure(NamedTuple):
     regex: bool = False
 
 
-def read_structure(asked: dict[str, Any], name: str, drafting: bool) -> Structure | None:
+def read_structure(asked: dict[str, Any], name: str, without: str) -> Structure | None:
     """The one form that is asked for; None for any text. ``name`` is what the body calls its response_format. Raises
-    where drafted tokens (``drafting``) would have to be checked before they are taken."""
+    where a setting of the worker's (``without``) does not go with forms: drafted tokens would have to be checked before
+    they are taken, and every rank would need the same mask."""
     found = [
         one for one in (_response_format(asked, name), _guided(asked), _structured_outputs(asked)) if one is not None
     ]
     if len(found) > 1:
         names = " and ".join(one.param for one in found)
         raise RequestError("invalid_value", f"{names} both ask for a form: set one", found[1].param)
-    if found and drafting:
-        raise unsupported(f"{found[0].param} is not possible on workers with --draft-tokens", found[0].param)
+    if found and without:
+        raise unsupported(f"{found[0].param} is not possible on workers with {without}", found[0].param)
     return found[0] if found else None
 
 

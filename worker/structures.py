@@ -110,7 +110,7 @@ class Request(NamedTuple):
     sampling: Sampling
     shared: SharedPrefix | None = None
     text: array[int] | None = None
-    """The prompt's int32 token ids, kept on the host where tokens are drafted from them."""
+    """The prompt's int32 token ids, kept on the host where tokens are drafted from them, or other ranks need them."""
     tools: tuple[str, ...] = ()
     """Names of the tools that the prompt offers."""
     guide: Guide | None = None

@@ -133,7 +133,7 @@ class HubCodec:
 class Preparer:
     """Lines to requests, results to bodies. ``page_tokens``: prompts share their beginnings in whole pages of so many
     tokens; 0 for not at all (H5). ``own_rows`` is the room of each that shares for its own part; 0: whole histories.
-    ``drafting`` keeps prompts on the host for the engine. One thread."""
+    ``keeping`` keeps prompts on the host for the engine. One thread."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Preparer:
         page_tokens: int = 0,
         *,
         own_rows: int = 0,
-        drafting: bool = False,
+        keeping: bool = False,
     ) -> None:
         self._codec = codec
         self._serving = serving
@@ -153,7 +153,7 @@ class Preparer:
         self._prefixes = Prefixes(page_tokens)
         self._page, self._own_rows = page_tokens, own_rows
         self._warned: deque[str] = deque(maxlen=limits.PREFIX_JOBS_MAX_COUNT)
-        self._drafting = drafting
+        self._keeping = keeping
 
     def prepare(self, jobs: Sequence[TokenizeJob]) -> list[Prepared | Outcome]:
         """Each line ready for the ring, or its refusal, in order. A line that breaks the tokenizer fails alone."""
@@ -220,7 +220,7 @@ class Preparer:
     def _request(self, job: TokenizeJob, asked: Asked, ids: Sequence[int]) -> Prepared:
         sampling = rules.sampling(asked, len(ids), self._serving)
         held = ids if isinstance(ids, array) else array("i", ids)
-        text = held if self._drafting else None
+        text = held if self._keeping else None
         tools = tuple(tool["function"]["name"] for tool in asked.tools)
         guide = None if asked.structure is None else self._codec.guide(asked.structure, self._serving.stop_ids)
         request = Request(job.ref, job.url, self._serving.model, len(ids), sampling, None, text, tools, guide)

@@ -62,6 +62,10 @@ Watch = Callable[[StepPlan, torch.Tensor], None]
 """Sees each step's plan and its logits (sampled rows, vocabulary), on the device; for tests and measurements."""
 
 
+Agree = Callable[[int, Sequence[int]], None]
+"""Told of each landed step its number, tokens and how far its rows reach; raises if another rank has others."""
+
+
 class Stop(Protocol):
     """``threading.Event``, or anything that says when to stop."""
 
@@ -83,6 +87,7 @@ class Engine:
         on_admitted: Callable[[Request], None] = lambda request: None,
         *,
         watch: Watch | None = None,
+        agree: Agree | None = None,
     ) -> None:
         self.loaded, self.settings = loaded, settings
         self.device = device = loaded.device
@@ -90,6 +95,7 @@ class Engine:
         self._log = log.get("engine")
         self._log.info("fit", model=loaded.name, residency=settings.residency, formula=list(self.fit.formula))
         self._consumer, self._on_finished, self._on_admitted, self._watch = consumer, on_finished, on_admitted, watch
+        self._agree = agree
         device.adopt()
         self.steps = self.tokens = self.hit_bytes = self.headroom_bytes = self.spared_bytes = 0
         self.step_seconds: deque[float] = deque(maxlen=STEPS_REPORTED_MAX_COUNT)
@@ -99,7 +105,8 @@ class Engine:
         segments = SegmentBook(self.pages, self.fit.concurrency, self.fit.longs)
         retention = retention_of(self.fit, settings)
         self.turns = Turns(believed(device.kind), self.fit.page_bytes(loaded.geometry), loaded.geometry.token_bytes)
-        turns = None if retention is None else self.turns
+        # turns and prefetches follow what one device measures, which no other rank knows
+        turns = None if retention is None or settings.tensor_parallel > 1 else self.turns
         self.drafts = Drafts(settings.draft_tokens) if settings.draft_tokens else None
         self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, retention, turns, self.drafts)
         self.pool = DevicePool(device, loaded.geometry, self.fit, loaded.dtype)
@@ -319,6 +326,8 @@ class Engine:
         """The step is over on every queue: retire its leases, read its tokens, publish."""
         plan, others = behind.packed.plan, self.shaping.on_host(behind)
         values, told = landed_tokens(self.device, self.tables, behind, others), self.shaping.told(behind)
+        if self._agree is not None:
+            self._agree(plan.step, [*values, *sum(behind.packed.tail, ())])
         self.transport.retire(time.monotonic())
         self.tables.release(behind.upload)
         behind.keep = ()

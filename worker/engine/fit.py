@@ -218,6 +218,14 @@ def _longs(settings: EngineSettings, kinds: _Kinds, concurrency: int, left: int,
     return longs
 
 
+def _spread(geometry: Geometry, ranks: int) -> list[str]:
+    """Of a model on several devices the arithmetic is each one's."""
+    heads = geometry.kv_heads
+    return (
+        [f"each of {ranks} ranks has {heads} of {ranks * heads} key heads, and pools of its own:"] if ranks > 1 else []
+    )
+
+
 def fit(geometry: Geometry, settings: EngineSettings) -> Fit:
     """How much of what was asked for fits, or ``RefusedError`` naming the setting to change (A6).
 
@@ -227,6 +235,7 @@ def fit(geometry: Geometry, settings: EngineSettings) -> Fit:
     context_rows = rounded_up(settings.context_tokens, page)
     history = context_rows * geometry.token_bytes
     lines = [
+        *_spread(geometry, settings.tensor_parallel),
         f"bytes per token = {geometry.layers} layers x 2 x {geometry.kv_heads} heads x {geometry.head_dim} x "
         f"{geometry.dtype_bytes} B = {geometry.token_bytes}",
         f"one history = {context_rows} rows x {geometry.token_bytes} B = {_gib(history)}",

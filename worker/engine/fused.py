@@ -56,8 +56,10 @@ def library(where: torch.device) -> Kernels | None:
 
 @contextmanager
 def adapted(loaded: LoadedModel) -> Iterator[tuple[str, ...]]:
-    """While it is entered the model's attention is ours and its small operations are fused; gives what was fused."""
-    with registered(loaded.module, loaded.geometry.dense), fused(loaded, library(loaded.device.torch_device)) as names:
+    """While it is entered the model's attention is ours and its small operations are fused; gives what was fused: not
+    where transformers' tensor-parallel plan has put its own calls around them."""
+    kernels = library(loaded.device.torch_device) if loaded.ranks == 1 else None
+    with registered(loaded.module, loaded.geometry.dense), fused(loaded, kernels) as names:
         yield names
 
 

@@ -32,7 +32,7 @@ class LocalEngine:
     def __init__(
         self, loaded: LoadedModel, settings: EngineSettings, *, ring_bytes: int = 1 << 20, watch: Watch | None = None
     ) -> None:
-        self.memory = _ring_memory(loaded, ring_bytes)
+        self.memory = ring_memory(loaded, ring_bytes, RING_ENTRIES_COUNT)
         self.producer = Producer(
             self.memory, Accounting(ring_bytes, RING_ENTRIES_COUNT), identity=lambda item: getattr(item, "ref", item)
         )
@@ -41,7 +41,7 @@ class LocalEngine:
         self.admitted: list[Request] = []
         self.engine = Engine(loaded, Consumer(self.producer), settings, self._finish, self.admitted.append, watch=watch)
         self._numbers = count()
-        self._drafting = settings.draft_tokens > 0
+        self._keeping = settings.draft_tokens > 0 or settings.tensor_parallel > 1
 
     def submit(
         self,
@@ -59,7 +59,7 @@ class LocalEngine:
             request = Request(LineRef("local", number, 1), "/v1/completions", "local", len(prompt), sampling, prefix)
             numbers.append(number)
             ids = array("i", prompt)
-            batch.append((request._replace(text=ids if self._drafting else None, guide=guide), ids))
+            batch.append((request._replace(text=ids if self._keeping else None, guide=guide), ids))
         if self.producer.publish(f"local-{numbers[0] if numbers else 0}", batch) is None:
             raise InvariantError("the local ring is full: make it larger")
         return numbers
@@ -96,9 +96,10 @@ class LocalEngine:
         self.producer.resolve()
 
 
-def _ring_memory(loaded: LoadedModel, ring_bytes: int) -> RingMemory:
+def ring_memory(loaded: LoadedModel, ring_bytes: int, entries: int) -> RingMemory:
+    """Pages of a ring for the model's device."""
     if loaded.device.kind != "cuda":
-        return HostRingMemory(ring_bytes, RING_ENTRIES_COUNT)
+        return HostRingMemory(ring_bytes, entries)
     from ring.cuda_memory import CudaRingMemory  # needs cuda-bindings, which a machine without a GPU lacks
 
-    return CudaRingMemory(ring_bytes, RING_ENTRIES_COUNT, device=loaded.device.torch_device.index or 0)
+    return CudaRingMemory(ring_bytes, entries, device=loaded.device.torch_device.index or 0)

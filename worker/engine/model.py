@@ -5,7 +5,9 @@ Gives a ``LoadedModel``: the module, its geometry, and what decoding needs. Know
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from worker import model_files
 from worker.engine.attention import KEYWORD, StepAttention
 from worker.engine.device import Device
 from worker.engine.geometry import BATCH_DEPENDENT_ROPE, Geometry, geometry_of, refuse_quantised
+from worker.engine.ranks import refuse_unspreadable, share_of
 from worker.engine.stopping import Decode
 from worker.model_store import quiet
 
@@ -71,7 +74,8 @@ as the benchmarks name them, L8B is Llama-3-8B's; tiny runs anywhere."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A model on its device, ready for the engine. ``decode`` is None when it has no tokenizer (random weights)."""
+    """A model on its device, ready for the engine. ``decode`` is None when it has no tokenizer (random weights). Of a
+    model that is spread over ranks, ``geometry`` is what this one attends."""
 
     name: str
     module: Any
@@ -81,6 +85,7 @@ class LoadedModel:
     decode: Decode | None
     stop_ids: tuple[int, ...]
     """The model's own end-of-sequence ids, for whoever prepares requests."""
+    ranks: int = 1
 
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, sample_rows: torch.Tensor, step: StepAttention, **more: object
@@ -129,9 +134,10 @@ def decoder(tokenizer: Any) -> Decode:
     return decode
 
 
-def from_folder(place: str | Path, device: Device, dtype: str, context_tokens: int) -> LoadedModel:
-    """Load weights and tokenizer of a local folder or hub id. Raises ``RefusedError`` naming what is wrong with it;
-    what haulier does not do is refused before any weight is read."""
+def from_folder(place: str | Path, device: Device, dtype: str, context_tokens: int, ranks: int = 1) -> LoadedModel:
+    """Load weights and tokenizer of a local folder or hub id; of ``ranks``, which have joined, this one's part alone.
+    Raises ``RefusedError`` naming what is wrong with it; what haulier does not do is refused before any weight is
+    read."""
     quiet()
     try:
         config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
@@ -139,10 +145,13 @@ def from_folder(place: str | Path, device: Device, dtype: str, context_tokens: i
         refuse_quantised(config)
         geometry = geometry_of(_text_part(config), wanted.itemsize, context_tokens)
         _refuse_fixed_attention(config)
+        if ranks > 1:
+            refuse_unspreadable(geometry, _spread_plan(config), _spread_sizes(config), ranks)
+            geometry = share_of(geometry, ranks)
         if Path(place).is_dir():
             model_files.check(Path(place))
         with device.running():
-            module = _weights(place, wanted).to(device.torch_device)
+            module = _weights(place, wanted, device, ranks).to(device.torch_device)
             fix_positions(module)
         tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     except RefusedError as refusal:
@@ -150,7 +159,7 @@ def from_folder(place: str | Path, device: Device, dtype: str, context_tokens: i
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise RefusedError(f"--model {place} cannot be loaded: {_first_line(error)}") from error
     settle(device)
-    return LoadedModel(str(place), module.eval(), geometry, device, wanted, decoder(tokenizer), _end_ids(module))
+    return LoadedModel(str(place), module.eval(), geometry, device, wanted, decoder(tokenizer), _end_ids(module), ranks)
 
 
 def _first_line(error: Exception) -> str:
@@ -183,17 +192,48 @@ def _refuse_fixed_attention(config: Any) -> None:
         )
 
 
-def _weights(place: str | Path, dtype: torch.dtype) -> Any:
+def _spread_plan(config: Any) -> dict[str, str]:
+    """transformers' tensor-parallel plan: of the text model, and of the head behind it."""
+    return {**(getattr(config, "base_model_tp_plan", None) or {}), **(_causal_class(config)._tp_plan or {})}
+
+
+def _spread_sizes(config: Any) -> dict[str, int]:
+    """Other widths that the plan splits."""
+    names = {"intermediate_size": "rows of a gated MLP", "vocab_size": "token ids"}
+    return {words: int(getattr(config, name, 0) or 0) for name, words in names.items()}
+
+
+@contextmanager
+def _spread(device: Device, ranks: int) -> Iterator[dict[str, Any]]:
+    """What loading is told for it. transformers takes a rank's device from the environment, as a launcher sets it."""
+    if ranks == 1:
+        yield {}
+        return
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    before = os.environ.get("LOCAL_RANK")
+    os.environ["LOCAL_RANK"] = str(device.torch_device.index or 0)
+    try:
+        yield {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")}
+    finally:
+        del os.environ["LOCAL_RANK"]
+        if before is not None:
+            os.environ["LOCAL_RANK"] = before
+
+
+def _weights(place: str | Path, dtype: torch.dtype, device: Device, ranks: int) -> Any:
     """The module. A weight that no file has, or has in another shape, would be made up at random: refused."""
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
-    module, found = load(
-        place,
-        dtype=dtype,
-        attn_implementation="sdpa",
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-        trust_remote_code=False,
-    )
+    with _spread(device, ranks) as spread:
+        module, found = load(
+            place,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+            **spread,
+        )
     for name, stored, wanted in sorted(found["mismatched_keys"]):
         raise RefusedError(f"its files have {name} in shape {tuple(stored)}, its config.json says {tuple(wanted)}")
     absent = sorted(found["missing_keys"])

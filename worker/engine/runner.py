@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -38,17 +39,19 @@ def open_device(name: str, threads: int = 0) -> Device:
     return CudaDevice(index)
 
 
-def load(settings: EngineSettings, folder: Path | None = None) -> LoadedModel:
+def load(
+    settings: EngineSettings, folder: Path | None = None, join: Callable[[Device], None] = lambda device: None
+) -> LoadedModel:
     """The model of ``--model`` on the device of ``--device``; fetched first when it is one we know and is not there.
-    ``folder`` overrides where its files are.
+    ``folder`` overrides where its files are. With ``--tensor-parallel`` one rank's part; ``join`` finds the others.
 
     Blocks for as long as loading takes; on the engine's thread, since torch counts its processor threads by caller.
     Raises ``RefusedError`` naming the setting to change.
     """
     device = open_device(settings.device, settings.threads)
-    loaded = from_folder(
-        folder or ensure(settings.model, log.get("engine").info), device, settings.dtype, settings.context_tokens
-    )
+    join(device)
+    place = folder or ensure(settings.model, log.get("engine").info)
+    loaded = from_folder(place, device, settings.dtype, settings.context_tokens, settings.tensor_parallel)
     fit(loaded.geometry, settings)
     if loaded.geometry.model_type not in TESTED_TYPES:
         log.get("engine").warning("model type without tests of its own", model_type=loaded.geometry.model_type)
