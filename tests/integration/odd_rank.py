@@ -1,4 +1,4 @@
-"""Rank 1 with a difference, named in the environment: few device pages, or, for controls, another token in one step."""
+"""Rank 1 with a difference, named in the environment: few device pages, or, for controls, other tokens."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from worker.engine.shaping import Shaping
 from worker.leaving import leave
 
 STEP = "HAULIER_TEST_WRONG_STEP"
-"""The step in which this rank samples the next token id instead."""
+"""From this step on this rank samples the token id behind the right one."""
 
 
-def wrong_in(step: int) -> None:
+def wrong_from(step: int) -> None:
     choose = Shaping.choose
 
     def wrong(self: Shaping, now: object, tensors: object, logits: torch.Tensor) -> torch.Tensor:
         tokens = choose(self, now, tensors, logits)  # type: ignore[arg-type]
-        return (tokens + 1) % logits.shape[-1] if now.packed.step == step else tokens  # type: ignore[attr-defined]
+        return (tokens + 1) % logits.shape[-1] if now.packed.step >= step else tokens  # type: ignore[attr-defined]
 
     Shaping.choose = wrong  # type: ignore[method-assign]
 
@@ -36,5 +36,5 @@ if __name__ == "__main__":
     if PAGES in os.environ:
         in_part(int(os.environ[PAGES]), RankPlan(**json.loads(sys.argv[1])).engine.page_tokens)
     if STEP in os.environ:
-        wrong_in(int(os.environ[STEP]))
+        wrong_from(int(os.environ[STEP]))
     leave(main(sys.argv[1]))
