@@ -96,10 +96,15 @@ class RankGroup:
                 self.close()
 
     def close(self) -> None:
-        """Nothing is said to the other ranks any more: those that were not told to end fail, and end."""
+        """Nothing is said to the other ranks any more: those that were not told to end fail, and end; those that are
+        stuck end soon, as if this process had ended. May be called again."""
+        if self._over:
+            return
         self._over = True
         for link in self.links:
             link.close()
+        os.close(self._write_end)
+        os.close(self._read_end)
 
     def _watch(self, process: subprocess.Popen[bytes], words: socket.socket, name: str) -> None:
         """One rank's whole life. On a thread of its own."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common import limits
 from common.config import (
     BrokerSettings,
     ClientSettings,
@@ -196,3 +197,26 @@ def test_http_without_keys_is_for_this_machine(address: str) -> None:
 def test_http_needs_no_keys_on_loopback(address: str) -> None:
     """Control of the one above."""
     assert HttpSettings(address).address == address
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"tensor_parallel": 0}, "--tensor-parallel 0 must be 1"),
+        ({"tensor_parallel": limits.RANKS_MAX_COUNT + 1}, "--tensor-parallel 65 must be 1"),
+        ({"tensor_parallel": 2, "draft_tokens": 4}, "--tensor-parallel 2 does not go with --draft-tokens 4"),
+        ({"tensor_parallel": 2, "headroom_gib": "auto"}, "--tensor-parallel 2 does not go with --headroom-gib auto"),
+        ({"tensor_parallel": 2, "graphs": "on"}, "--tensor-parallel 2 replays no graphs: set --graphs"),
+    ],
+)
+def test_what_ranks_cannot_do_alike_is_refused(more: dict[str, Any], words: str) -> None:
+    """By name, with both settings; each of them alone is fine."""
+    with pytest.raises(UsageError, match=words):
+        EngineSettings("m", **more)
+    for name, value in more.items():
+        if name != "tensor_parallel":
+            EngineSettings("m", **{name: value})
+    engine = EngineSettings("m", tensor_parallel=2)
+    with pytest.raises(UsageError, match="--echo has none"):
+        WorkerSettings(("tcp://a:1",), Path("s"), OPEN, engine, echo=True)
+    WorkerSettings(("tcp://a:1",), Path("s"), OPEN, engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def test_a_fingerprint_tells_apart_what_answers_differently(tmp_path: Path) -> N
             "--host-pool-gib 17.0 and --ring-mib 64 ask for 17.062 GiB .* 16.000 GiB: lower --host",
         ),
         ({"host_pool_gib": 8.0, "ring_mib": 12 * 1024}, "lower --ring-mib"),
+        ({"host_pool_gib": 9.0, "tensor_parallel": 2}, "64, each for 2 ranks, ask for 18.125 GiB .*lower --host"),
         ({"host_pool_gib": 99.0, "residency": "full", "ring_mib": 17 * 1024}, "^--ring-mib 17408 ask"),
         ({"host_pool_gib": 99.0, "echo": True, "ring_mib": 17 * 1024}, "^--ring-mib 17408 ask"),
     ],
@@ -64,6 +66,7 @@ def test_more_memory_than_there_is_is_refused(asked: dict[str, Any], words: str)
     """The system would promise it and kill somebody once it is written to: setting and numbers are said instead."""
     more = {name: asked[name] for name in ("ring_mib", "echo") if name in asked}
     engine = EngineSettings("m", host_pool_gib=asked["host_pool_gib"], residency=asked.get("residency", "staged"))
+    engine = replace(engine, tensor_parallel=asked.get("tensor_parallel", 1))
     wanted = WorkerSettings(("tcp://a:1",), Path("s"), KeySettings(insecure=True), engine, **more)
     with pytest.raises(RefusedError, match=words):
         machinery.check_memory(wanted, 16 * GIB)

@@ -85,13 +85,15 @@ def test_a_completion_counts_its_log_probabilities() -> None:
     ids=str,
 )
 def test_a_form_is_asked_for_in_one_of_four_ways(fields: dict[str, Any], structure: Structure | None) -> None:
-    """The service's response_format, and vLLM's names; both addresses. Not with drafts, by name."""
+    """The service's response_format, and vLLM's names; both addresses. Not with drafts, nor over ranks, by name."""
     for url, extra in ((CHAT_URL, {"messages": MESSAGES}), (COMPLETIONS_URL, {"prompt": "hi"})):
         body = json.dumps({"model": "m", **extra, **fields}).encode()
         assert read(REF, url, body, SERVING).structure == structure
         if structure is not None:
             with pytest.raises(RequestError, match="--draft-tokens"):
                 read(REF, url, body, replace(SERVING, drafting=True))
+            with pytest.raises(RequestError, match="--tensor-parallel"):
+                read(REF, url, body, replace(SERVING, spread=True))
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
