@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ from worker.engine.transport import Quarantine
 
 RING_BYTES = 1 << 20
 PAGES = "HAULIER_TEST_PAGES"
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEADLINE_S = 180.0
 
 
 class RankedLocal(LocalEngine):
@@ -62,6 +66,24 @@ class RankedLocal(LocalEngine):
 def in_part(pages: int, page_rows: int) -> None:
     """Engines made from here on keep history in so few device pages: what settings can say is never so little."""
     engine.retention_of = lambda fit, settings: Retention(PagePool(pages), page_rows)
+
+
+def ranked(
+    asked: EngineSettings, out: Path, company: str, pages: int = 0, **odd: str
+) -> tuple[subprocess.CompletedProcess[str], Any]:
+    """Play a long cell in a process of its own, ``odd`` in the environment of an odd rank 1: that process, and what it
+    wrote, None if nothing."""
+    plan = {
+        "folder": asked.model, "out": str(out), "settings": asdict(asked), "company": company, "length": "long",
+        "pages": pages,
+    }  # fmt: skip
+    if odd:
+        plan["module"] = "tests.integration.odd_rank"
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.integration.ranked", json.dumps(plan)], cwd=REPOSITORY, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **odd}, capture_output=True, text=True, timeout=DEADLINE_S,
+    )  # fmt: skip
+    return ended, torch.load(out, weights_only=True) if out.exists() else None
 
 
 def main(plan: dict[str, Any]) -> None:

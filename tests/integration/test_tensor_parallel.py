@@ -7,9 +7,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,10 @@ import torch
 import zmq
 
 from common import messages
+from common.config import EngineSettings
 from tests.integration import test_failing_device as small
 from tests.integration.odd_rank import STEP
+from tests.integration.ranked import ranked
 from tests.integration.test_worker_process import DEADLINE_S, Fleet
 from tests.unit.worker.engine import rigs
 from worker.engine import cells
@@ -29,7 +30,6 @@ from worker.engine.virtual_device import VirtualDevice
 CHURN, SHARING = cells.COMPANIES[2:]
 PAGES = {CHURN: cells.PART_PAGES, SHARING: cells.SHARED_PART_PAGES}
 """Of the route in part: what ``cells.in_part`` keeps."""
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def model(folder: Path, model_type: str) -> Path:
@@ -38,26 +38,10 @@ def model(folder: Path, model_type: str) -> Path:
     return rigs.saved(folder / "model", model_type, vocab_size=rigs.VOCABULARY + 1, tie_word_embeddings=tied)
 
 
-def settings(folder: Path, route: str | None) -> Any:
-    """As the cells have them, for one rank of two."""
+def settings(folder: Path, route: str | None) -> EngineSettings:
+    """As the cells have them; pools that hold a whole model's history hold a rank's."""
     whole = from_folder(folder, VirtualDevice(), "float32", rigs.CONTEXT).geometry
     return cells.cell_settings(whole, rigs.settings(model=str(folder)), route)
-
-
-def ranked(folder: Path, out: Path, company: str, route: str | None, **odd: str) -> Any:
-    """What two ranks make of a cell, and the process that was rank 0."""
-    asked = replace(settings(folder, route), tensor_parallel=2)
-    plan = {
-        "folder": str(folder), "out": str(out), "settings": asdict(asked), "company": company, "length": "long",
-        "pages": PAGES[company] if route == "retained in part" else 0,
-    }  # fmt: skip
-    if odd:
-        plan["module"] = "tests.integration.odd_rank"
-    ended = subprocess.run(
-        [sys.executable, "-m", "tests.integration.ranked", json.dumps(plan)], cwd=REPOSITORY, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **odd}, capture_output=True, text=True, timeout=3 * DEADLINE_S,
-    )  # fmt: skip
-    return ended, torch.load(out, weights_only=True) if out.exists() else None
 
 
 def alone(folder: Path, company: str) -> cells.Outcome:
@@ -77,7 +61,9 @@ def test_two_ranks_give_the_text_of_one_and_the_bits_of_their_reference(
     one = alone(folder, company)
     found = {}
     for route in ("streamed", "retained in part", None):
-        ended, found[route] = ranked(folder, tmp_path / f"{route}.pt", company, route)
+        asked = replace(settings(folder, route), tensor_parallel=2)
+        pages = PAGES[company] if route == "retained in part" else 0
+        ended, found[route] = ranked(asked, tmp_path / f"{route}.pt", company, pages)
         assert ended.returncode == 0, ended.stderr[-2000:]
     reference = found[None]
     assert reference["staged_bytes"] == 0 < found["streamed"]["staged_bytes"]
@@ -96,14 +82,12 @@ def test_two_ranks_give_the_text_of_one_and_the_bits_of_their_reference(
 
 def test_a_rank_that_samples_another_token_ends_the_engine_before_any_answer_has_it(tmp_path: Path) -> None:
     """Each step's rows and tokens are compared before anything is made of them: which rank was right nobody knows."""
-    folder = model(tmp_path, "llama")
-    ended, told = ranked(folder, tmp_path / "out.pt", CHURN, "streamed", **{STEP: "6"})
+    asked = replace(settings(model(tmp_path, "llama"), "streamed"), tensor_parallel=2)
+    ended, told = ranked(asked, tmp_path / "out.pt", CHURN, **{STEP: "6"})
     assert (ended.returncode, told) == (70, None)
     assert "rank 1 (cpu) has Landed(step=" in ended.stderr
     assert "neither can be trusted" in ended.stderr
-    ended, told = ranked(
-        folder, tmp_path / "out.pt", CHURN, "streamed", **{STEP: "1000"}
-    )  # control: the same, unharmed
+    ended, told = ranked(asked, tmp_path / "out.pt", CHURN, **{STEP: "1000"})  # control: the same, and right
     assert (ended.returncode, told["codes"]) == (0, [0]), ended.stderr[-2000:]
 
 
