@@ -35,11 +35,14 @@ from worker.engine.graphs import graphs_of
 from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.host_pool import HostPool
 from worker.engine.intake import Arrival, Intake, Prompts
+from worker.engine.kernels import long_attention
 from worker.engine.landing import Enqueued, landed_tokens
 from worker.engine.linear_states import LinearStates
 from worker.engine.link_rate import rates_at_start
 from worker.engine.model import LoadedModel
+from worker.engine.padded_step import padded
 from worker.engine.page_leases import PageLeases
+from worker.engine.parts import chunk_step
 from worker.engine.quantum import believed
 from worker.engine.retention import retention_of
 from worker.engine.routes import LiveStep, StagedRoute, route_of
@@ -101,7 +104,10 @@ class Engine:
         self.turns = Turns(believed(device.kind), self.fit.page_bytes(loaded.geometry), loaded.geometry.token_bytes)
         turns = None if retention is None else self.turns
         self.drafts = Drafts(settings.draft_tokens) if settings.draft_tokens else None
-        self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, retention, turns, self.drafts)
+        with device.running():
+            self.blocks = long_attention(device.torch_device, loaded.geometry, loaded.dtype)
+        step = chunk_step(settings.chunk_tokens, self.blocks)
+        self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, retention, turns, self.drafts, step)
         self.pool = DevicePool(device, loaded.geometry, self.fit, loaded.dtype)
         self.host = HostPool(device, loaded.geometry, self.fit, loaded.dtype) if self.fit.slot_rows else None
         sampled_max = self.fit.segments * (1 + settings.draft_tokens)
@@ -224,7 +230,9 @@ class Engine:
         if plan is None:
             return None
         self._planned += 1
-        packed = pack(plan, self.fit, pad=self.graphs is not None)
+        packed = pack(plan, self.fit, blocks=self.blocks)
+        if self.graphs is not None:
+            packed = padded(packed, self.fit)
         self.hit_bytes += packed.hit_rows * self.loaded.geometry.token_bytes
         self.headroom_bytes += packed.headroom_rows * self.loaded.geometry.token_bytes
         self.spared_bytes += packed.spared_rows * self.loaded.geometry.token_bytes

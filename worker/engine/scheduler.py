@@ -19,6 +19,7 @@ from worker.engine.contexts import Context, Joined, Prefetch, Share, StepPlan
 from worker.engine.drafts import Drafts
 from worker.engine.fit import Fit, rounded_up
 from worker.engine.kept import Kept
+from worker.engine.parts import chunk_rows
 from worker.engine.quantum import Quantum
 from worker.engine.retention import Placement, Retention
 from worker.engine.segments import SegmentBook
@@ -49,8 +50,10 @@ class Scheduler:
         retention: Retention | None = None,
         turns: Planner | None = None,
         drafts: Drafts | None = None,
+        chunk_step: int = 0,
     ) -> None:
         self._fit = fit
+        self._chunk_step = chunk_step
         self._chunk = chunk_tokens
         self.segments = segments
         self.shared = SharedHistories(fit, segments)
@@ -152,7 +155,7 @@ class Scheduler:
                 mine = self.shared.brought(context, history)
                 who = "prefilled" if mine else "waited for another request to prefill"
                 self._note(context, f"{who} the {context.base} tokens that it shares")
-                rows = min(history.context.prompt_tokens - history.context.prefilled, budget)
+                rows = self._rows(history.context, budget, found)
                 if rows and history.context.number not in {share.context.number for share in found}:
                     found.append(self._prefill(history.context, rows))
                     budget -= rows
@@ -161,11 +164,18 @@ class Scheduler:
             if budget == 0:
                 self._note(context, "waited for prefill: others took all rows of the step")
                 continue
-            rows = min(context.prompt_tokens - context.prefilled, budget)
+            rows = self._rows(context, budget, found)
+            if not rows:
+                continue
             budget -= rows
             self._tell_sharing(context, history)
             found.append(self._prefill(context, rows))
         return found
+
+    def _rows(self, context: Context, budget: int, found: Sequence[Share]) -> int:
+        """Rows of its next chunk; the first one of a step is never put off."""
+        left = context.prompt_tokens - context.prefilled
+        return chunk_rows(context.prefilled - context.base, budget, left, self._chunk_step, some=not found)
 
     def _turn(self, decoding: list[Context], step: int) -> tuple[list[Context], Quantum | None]:
         """Those whose turn it is (H6); the others are parked."""
