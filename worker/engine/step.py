@@ -61,9 +61,9 @@ class PackedStep:
     runs: tuple[HistoryRun, ...]
     """One a share, in order; then the shared histories; then what is only brought in, without a row in this step."""
     longs: dict[str, Longs]
-    """``positions``, ``rows``, ``rows_in_place`` (T,); ``host_rows`` (T - padding,), without
-    those of runs that are ``copied_back``: ``scattered`` has which these are, if not all; ``prompt_to`` and
-    ``prompt_from`` (prompt rows,); ``last_to`` (decode rows,); ``sample_rows`` (S + padding,); ``top_k`` (S,) unless all are greedy.
+    """``positions``, ``rows``, ``rows_in_place`` (T,); ``host_rows`` (T - padding,), without those of runs that are
+    ``copied_back``: ``scattered`` has which these are, if not all; ``prompt_to`` and ``prompt_from`` (prompt rows,);
+    ``last_to`` (decode rows,); ``sample_rows`` (S + padding,); ``top_k`` (S,) unless all are greedy.
     With drafts ``ids`` (decode rows,); without, ``last_from`` (decode rows,) and ``sample_segments`` (S,)."""
     ints: dict[str, Ints]
     """``query_starts``, ``history_starts``, ``in_place`` (B + 1,), ``lengths`` (B,): each context's own rows.
