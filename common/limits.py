@@ -219,6 +219,8 @@ PREFIXES_MAX_BYTES = 64 * 1024 * 1024
 """Token ids kept for that: some fifteen prompts of a million tokens."""
 STOP_STRINGS_MAX_COUNT = 16
 STOP_IDS_MAX_COUNT = 64
+EMBEDDING_INPUTS_MAX_COUNT = 2048
+"""Inputs of one line; the service's own bound."""
 TOOLS_MAX_COUNT = 128
 CHOICES_MAX_COUNT = 128
 """Tools offered to one chat; answers to one line, ``n``: the service's own bounds."""
