@@ -33,6 +33,7 @@ from common.engine_options import (
     DEFAULTS,
     BurstPages,
     DraftTokens,
+    Graphs,
     HeadroomGib,
     HeadroomReserveGib,
     OwnTokens,
@@ -148,6 +149,7 @@ def run_command(
     headroom_reserve_gib: HeadroomReserveGib = DEFAULTS.headroom_reserve_gib,
     own_tokens: OwnTokens = DEFAULTS.own_tokens,
     shared_histories: SharedHistories = DEFAULTS.shared_histories,
+    graphs: Graphs = DEFAULTS.graphs,
     draft_tokens: DraftTokens = DEFAULTS.draft_tokens,
     echo: Annotated[
         bool, typer.Option("--echo", envvar="HAULIER_ECHO", help="No model: each answer is its request's own text.")
@@ -163,7 +165,7 @@ def run_command(
         chunk_tokens=chunk_tokens, slot_gib=slot_gib, dtype=dtype, threads=threads, retain=retain,
         target_pages=target_pages, burst_pages=burst_pages, headroom_gib=headroom_gib,
         headroom_reserve_gib=headroom_reserve_gib, own_tokens=own_tokens, shared_histories=shared_histories,
-        draft_tokens=draft_tokens,
+        graphs=graphs, draft_tokens=draft_tokens,
     )  # fmt: skip
     plan = Plan(source, output, error, engine, state, workers, lenient, echo)
     if as_json and output == "-":

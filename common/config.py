@@ -181,6 +181,8 @@ class EngineSettings:
     """Histories shared by several requests that the pools hold beside the requests' own; 0 for none, -1 for as many as
     there is room for, or one with ``own_tokens``."""
 
+    graphs: str = "auto"
+    """Whether decode steps whose history is on the device are replayed as graphs; ``auto``: on a GPU."""
     draft_tokens: int = 0
     """Tokens proposed from a request's own text and verified in one staged pass; 0 drafts none."""
 
@@ -240,6 +242,7 @@ class EngineSettings:
             0 <= self.draft_tokens <= limits.DRAFT_MAX_TOKENS,
             f"--draft-tokens {self.draft_tokens} must be 0 (none) to {limits.DRAFT_MAX_TOKENS}",
         )
+        _need(self.graphs in ("auto", "on", "off"), f"--graphs {self.graphs!r} is none of auto, on, off")
         _need(0 <= self.threads <= 1024, f"--threads {self.threads} must be 0 (half the cores) to 1024")
         _need(
             self.dtype in ("auto", "float32", "bfloat16", "float16"),

@@ -64,6 +64,14 @@ SharedHistories = Annotated[
         help="Histories that several requests share, held beside theirs; 0: none, -1: as many as fit.",
     ),
 ]
+Graphs = Annotated[
+    str,
+    typer.Option(
+        "--graphs",
+        envvar="HAULIER_GRAPHS",
+        help="Replay decode steps whose history is on the device as graphs: auto (on a GPU), on, off.",
+    ),
+]
 DraftTokens = Annotated[
     int,
     typer.Option(

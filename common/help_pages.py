@@ -16,7 +16,7 @@ FORMS = "Other things to measure"
 PANELS: dict[str, tuple[str, ...]] = {
     MEMORY: (
         "device_pages_gib", "host_pool_gib", "concurrency", "context_tokens", "fit", "residency", "page_tokens",
-        "chunk_tokens", "slot_gib", "ring_mib",
+        "chunk_tokens", "slot_gib", "graphs", "ring_mib",
     ),
     KEPT: ("retain", "target_pages", "burst_pages", "retained", "headroom_gib", "headroom_reserve_gib"),
     SHARED: ("own_tokens", "shared_histories", "draft_tokens"),

@@ -271,6 +271,10 @@ LINK_MEASURED_BYTES = 1 << 30
 """The link is measured at start with so many bytes, three times: some tens of milliseconds of it."""
 ARENA_VIEWS_MAX_COUNT = 1 << 16
 """Pages of the device page pool whose views are kept for the next step: making one costs host time, as a copy does."""
+GRAPHS_MAX_COUNT = 128
+"""Captured decode steps kept, one a shape: the one used longest ago goes first."""
+GRAPH_HISTORY_MIN_ROWS = 2048
+"""Shorter histories all count as so long: their attention takes no time that a closer shape could save."""
 ENGINE_IDLE_S = 0.5
 """An idle engine sleeps on the ring's condition at most this long before it looks whether to stop."""
 

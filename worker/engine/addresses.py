@@ -1,7 +1,8 @@
 """shell: where a step's rows lie in the arena, layer by layer: made once a step from the packed rows, on the device.
 
 A layer's staging slot and a layer's pages begin at rows that are known at start; a context's place within them is the
-same in every layer: one small sum a step gives all layers' addresses, and a layer costs no host time of its own.
+same in every layer: one small sum a step gives all layers' addresses, and a layer costs no host time of its own. What
+is launched depends on the step's shape alone, so that it can be captured.
 Knows no queue: the sums run on the current one, over tensors that are private to the step.
 """
 
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from worker.engine.device import Device
@@ -19,8 +19,6 @@ from worker.engine.fit import SLOTS, Fit
 from worker.engine.kernels import Spans
 from worker.engine.step import Ints, PackedStep
 from worker.engine.tables import StepTensors
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,27 +44,24 @@ class Addresses:
         self._layers = layers
         pages = [fit.layer_first(layer) for layer in range(layers)]
         slots = [[fit.slot_first((first + layer) % SLOTS) for layer in range(layers)] for first in range(SLOTS)]
-        self._firsts = np.array([*slots, pages], np.int64)
-        where = device.torch_device
-        self._long = torch.tensor(self._firsts, device=where)[:, :, None]
+        self._firsts = np.array([np.array([of_slot, pages, [0] * layers]).T for of_slot in slots], np.int64)
+        """(SLOTS, layers, 3): by the slot of the step's first layer, and by ``in_place``."""
+        self._long = torch.tensor(self._firsts, device=device.torch_device)
         self._int = self._long.int()
+        self.pages = self._long[0, :, 1:2]
+        """(layers, 1) int64: the arena row at which each layer's pages begin."""
 
     def of(self, packed: PackedStep, tensors: StepTensors, first_slot: int) -> tuple[LayerAddress, ...]:
         """Each layer's addresses, when the step's first layer is staged in ``first_slot`` and the others in turn."""
-        in_place = packed.ints["in_place"].astype(bool)
-        rows = self._sum(self._long, tensors["rows"], tensors["rows_in_place"], first_slot, in_place)
-        slots, pages = self._firsts[first_slot], self._firsts[SLOTS]
-        longest = packed.longest_query, packed.longest_history
-        own = self._spans(packed, tensors, first_slot, "", in_place, longest)
+        rows = self._sum(self._long[first_slot], tensors["rows"], tensors["rows_in_place"])
+        slots, pages, _ = self._firsts[first_slot].T.tolist()
+        own = self._spans(packed, tensors, first_slot, "", (packed.longest_query, packed.longest_history))
         shared: Sequence[Spans | None] = [None] * self._layers
         if packed.plan.joined:
             longest = packed.longest_shared_query, packed.longest_shared_history
-            in_place = packed.ints["shared_in_place"].astype(bool)
-            shared = self._spans(packed, tensors, first_slot, "shared_", in_place, longest)
+            shared = self._spans(packed, tensors, first_slot, "shared_", longest)
         return tuple(
-            LayerAddress(
-                int(slots[layer]), int(pages[layer]), rows[layer], own[layer], shared[layer], packed.first_shared_row
-            )
+            LayerAddress(slots[layer], pages[layer], rows[layer], own[layer], shared[layer], packed.first_shared_row)
             for layer in range(self._layers)
         )
 
@@ -76,15 +71,14 @@ class Addresses:
         tensors: StepTensors,
         first_slot: int,
         which: str,
-        in_place: Bools,
         longest: tuple[int, int],
     ) -> Sequence[Spans]:
         """One a layer: of the contexts' own histories, or with ``which`` of those they share."""
         history, place, queries, lengths = (
             which + name for name in ("history_starts", "in_place", "query_starts", "lengths")
         )
-        starts = self._sum(self._int, tensors[history], tensors[place], first_slot, in_place)
-        hosts = self._host_starts(packed.ints[history], first_slot, in_place)
+        starts = self._sum(self._int[first_slot], tensors[history], tensors[place])
+        hosts = self._host_starts(packed.ints[history], first_slot, packed.ints[place])
         host_queries = () if self._cuda else packed.ints[queries].tolist()
         host_lengths = () if self._cuda else packed.ints[lengths].tolist()
         return [
@@ -92,21 +86,14 @@ class Addresses:
             for layer in range(self._layers)
         ]
 
-    def _sum(
-        self, firsts: torch.Tensor, rows: torch.Tensor, mixed: torch.Tensor, first_slot: int, in_place: Bools
-    ) -> tuple[torch.Tensor, ...]:
-        """(layers,) of ``rows``, counted from the arena's start. ``in_place`` (histories + 1,): the last is the end."""
-        slots, pages = firsts[first_slot], firsts[SLOTS]
-        if not in_place[:-1].any():
-            return (rows + slots).unbind(0)
-        if in_place[:-1].all():
-            return (rows + pages).unbind(0)
-        return (rows + torch.where(mixed.bool(), pages, slots)).unbind(0)
+    @staticmethod
+    def _sum(firsts: torch.Tensor, rows: torch.Tensor, in_place: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """(layers,) of ``rows``, counted from the arena's start; ``firsts`` (layers, 3), ``in_place`` as ``rows``."""
+        return (rows + firsts.index_select(1, in_place)).unbind(0)
 
-    def _host_starts(self, starts: Ints, first_slot: int, in_place: Bools) -> list[list[int]]:
+    def _host_starts(self, starts: Ints, first_slot: int, in_place: Ints) -> list[list[int]]:
         """The same as lists, for a CPU's kernel; empty on CUDA."""
         if self._cuda:
             return [[]] * self._layers
-        firsts = np.where(in_place[None], self._firsts[SLOTS][:, None], self._firsts[first_slot][:, None])
-        found: list[list[int]] = (starts + firsts).tolist()
+        found: list[list[int]] = (starts + self._firsts[first_slot][:, in_place]).tolist()
         return found

@@ -1,12 +1,13 @@
 """shell: the attention function a transformers model calls, under our own name; the step travels as a keyword.
 
-Called once a dense layer. Registers and restores; knows nothing of how history gets to the device: a ``Route`` does.
-No mask function is registered, so that the mask arrives as None and causality is the kernel's.
+Called once a dense layer; layers count the dense ones alone. Registers and restores; knows nothing of how history gets
+to the device: a ``Route`` does. No mask function is registered, so that the mask arrives as None and causality is the
+kernel's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from common.errors import InvariantError, RefusedError
 
 NAME = "haulier_staged"
 KEYWORD = "haulier_step"
+_ORDINAL = "haulier_dense_layer"
+"""Of an attention module in a hybrid: which of the dense layers it is."""
 
 
 class StepAttention(Protocol):
@@ -29,8 +32,10 @@ class StepAttention(Protocol):
         Returns the shape of ``query``."""
 
 
-def _refuse(keywords: dict[str, Any], step: StepAttention) -> None:
+def _refuse(module: torch.nn.Module, keywords: dict[str, Any], step: StepAttention) -> None:
     """What a model asks of attention beyond our call: refused, never approximated."""
+    if keywords.get("is_causal", getattr(module, "is_causal", True)) is False:
+        raise RefusedError("this model's attention sees later tokens too, which haulier does not do")
     for name, words in (("softcap", "soft-capped attention"), ("s_aux", "attention sinks")):
         if keywords.get(name) is not None:
             raise RefusedError(f"this model uses {words}, which haulier does not do")
@@ -56,9 +61,9 @@ def staged_attention(
         raise InvariantError(f"the model did not hand our keyword {KEYWORD} to its attention")
     if attention_mask is not None or dropout:
         raise InvariantError("a mask or dropout arrived at attention: causality is ours and nothing is dropped")
-    _refuse(keywords, step)
+    _refuse(module, keywords, step)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer = module.layer_idx
+    layer = getattr(module, _ORDINAL, module.layer_idx)
     if not isinstance(layer, int):
         raise InvariantError(f"layer_idx is {layer!r}")
     out = step.attend(layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), scale)
@@ -66,14 +71,21 @@ def staged_attention(
 
 
 @contextmanager
-def registered(model: Any) -> Iterator[None]:
-    """While it is entered the model's attention is ours; its own implementation is restored afterwards."""
+def registered(model: Any, dense: Sequence[int] = ()) -> Iterator[None]:
+    """While it is entered the model's attention is ours; its own implementation is restored afterwards. ``dense`` are
+    the layers that attend densely, where that is not all of them."""
     before = model.config._attn_implementation
     AttentionInterface.register(NAME, staged_attention)
     model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise RefusedError(f"{type(model).__name__} does not let its attention be replaced, so haulier cannot stage it")
+    ordinals = {layer: ordinal for ordinal, layer in enumerate(dense)}
+    marked = [part for part in model.modules() if getattr(part, "layer_idx", None) in ordinals]
+    for part in marked:
+        setattr(part, _ORDINAL, ordinals[part.layer_idx])
     try:
         yield
     finally:
+        for part in marked:
+            delattr(part, _ORDINAL)
         model.set_attn_implementation(before)

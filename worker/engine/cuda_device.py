@@ -16,17 +16,20 @@ import torch
 from common.errors import RefusedError
 from common.limits import EVENTS_COUNT
 from worker.engine.device import (
+    CaptureError,
     ComputeSynchroniseError,
     CopyRefusedError,
     DeviceError,
     Event,
     Queue,
     QueueName,
+    Replay,
     TeardownError,
 )
 from worker.engine.driver_memory import DriverMemory
 from worker.engine.event_pool import EventPool
 from worker.engine.pinned import PinnedMemory, check
+from worker.engine.recorder import Recorder
 from worker.engine.streams import dedicated, refuse_capture
 
 T = TypeVar("T")
@@ -58,6 +61,8 @@ class CudaDevice:
         torch.zeros(1, device=self.torch_device)  # the context exists and is current on this thread
         default = torch.cuda.default_stream(index).cuda_stream
         streams = dedicated(list(QueueName), lambda: CUDA.Stream(index), reserved={default, 0})
+        taken = {default, 0} | {stream.cuda_stream for stream in streams.values()}
+        self._recorder = Recorder(dedicated(["capture"], lambda: CUDA.Stream(index), reserved=taken)["capture"])
         self._queues = {name: Queue(name, stream.cuda_stream) for name, stream in streams.items()}
         self._streams = {stream.cuda_stream: stream for stream in streams.values()}
         self._compute = streams[QueueName.COMPUTE]
@@ -146,6 +151,8 @@ class CudaDevice:
         label: str = "",
     ) -> T | None:
         """Run ``fn`` with ``queue`` as the current stream. Only the virtual device uses ``reads`` and ``writes``."""
+        if self._recorder.recording:
+            return self._recorder.launched(queue, fn, label)
         self._accept(queue, f"launch '{label}'")
         if queue.name is not QueueName.COMPUTE:
             with torch.cuda.stream(self._streams[queue.handle]):
@@ -155,6 +162,17 @@ class CudaDevice:
             return fn()
         with torch.cuda.stream(self._compute):
             return fn()
+
+    def capture(self, fn: Callable[[], None]) -> Replay:
+        """As a CUDA graph."""
+        self._accept(self._queues[QueueName.COMPUTE], "capture")
+        return self._recorder.record(fn)
+
+    def replay(self, captured: Replay) -> None:
+        """One launch for the whole of it."""
+        self._accept(self._queues[QueueName.COMPUTE], "replay")
+        with torch.cuda.stream(self._compute):
+            captured.replay()
 
     def host_read(self, event: Event, tensor: torch.Tensor) -> None:
         """Nothing to check here but the handle."""
@@ -252,6 +270,8 @@ class CudaDevice:
         return self._pool.capacity
 
     def _accept(self, queue: Queue, what: str) -> None:
+        if self._recorder.recording:
+            raise CaptureError(f"{what}: a step that is being recorded does nothing but launch on the compute queue")
         if self._teardown is not None:
             raise TeardownError(f"{what}: the device accepts no work: {self._teardown}")
         if self._check_capture:

@@ -30,6 +30,7 @@ __all__ = [
     "Queue",
     "QueueName",
     "RaceError",
+    "Replay",
     "SharedQueueError",
     "TeardownError",
     "Work",
@@ -96,6 +97,13 @@ class Work:
     label: str = ""
 
 
+class Replay(Protocol):
+    """What ``Device.capture`` gives."""
+
+    def replay(self) -> None:
+        """On the current queue; only ``Device.replay`` calls it."""
+
+
 class Device(Protocol):
     """Queues, events, copies, launches and memory of one device. All methods belong to the engine's thread, except
     ``synchronise`` and ``synchronise_everything``, which quarantine calls on a thread that it watches."""
@@ -152,6 +160,14 @@ class Device(Protocol):
         (slots, pool pages, host rows, changed rows); what ``fn`` returns must not share memory with ``writes``.
         On the compute queue its value comes back; on any other queue None does, and ``fn`` may run later: it must
         depend on nothing that changes in between."""
+
+    def capture(self, fn: Callable[[], None]) -> Replay:
+        """What ``fn`` launches on the compute queue, to be run again and again: at each replay it finds other values in
+        the same tensors. It has run once before, with the same shapes, and does nothing but launch; on CUDA it is
+        recorded once, on a stream of its own (Q2), on the virtual device each replay calls it."""
+
+    def replay(self, captured: Replay) -> None:
+        """Run it on the compute queue."""
 
     def host_read(self, event: Event, tensor: torch.Tensor) -> None:
         """The host reads ``tensor`` because it saw ``event`` done. Checked on the virtual device; free elsewhere."""

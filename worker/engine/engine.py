@@ -23,24 +23,26 @@ from common.errors import InvariantError
 from common.limits import ENGINE_IDLE_S, STEPS_REPORTED_MAX_COUNT
 from ring.consumer import Consumer
 from worker.engine.addresses import Addresses
-from worker.engine.admission import PagePool
-from worker.engine.attention import KEYWORD, registered
 from worker.engine.choices import Choices, at_once, choices_of
 from worker.engine.contexts import Context, StepPlan
 from worker.engine.device import DeviceError, QueueName
 from worker.engine.device_pool import DevicePool
 from worker.engine.drafts import Drafts
+from worker.engine.engine_figures import figures_of
 from worker.engine.fit import fit
+from worker.engine.fused import adapted
+from worker.engine.graphs import graphs_of
 from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.host_pool import HostPool
 from worker.engine.intake import Arrival, Intake, Prompts
 from worker.engine.landing import Enqueued, landed_tokens
+from worker.engine.linear_states import LinearStates
 from worker.engine.link_rate import rates_at_start
 from worker.engine.model import LoadedModel
 from worker.engine.page_leases import PageLeases
 from worker.engine.quantum import believed
 from worker.engine.retention import retention_of
-from worker.engine.routes import LiveStep, ResidentRoute, Route, StagedRoute
+from worker.engine.routes import LiveStep, StagedRoute, route_of
 from worker.engine.scheduler import Scheduler
 from worker.engine.segments import SegmentBook
 from worker.engine.shaping import Shaping
@@ -108,7 +110,9 @@ class Engine:
         self.intake = Intake(consumer, self._compute.handle if device.kind == "cuda" else None)
         self.prompts = Prompts(self.intake)
         self._last = device.allocate_device((self.fit.segments,), torch.int64)
-        self.route = self._make_route()
+        addresses = Addresses(device, self.fit, loaded.geometry.layers)
+        self.route = route_of(self.transport, self.host, self.pool, addresses, self.fit, self._next_step)
+        self.graphs = graphs_of(settings, loaded, self.route, addresses, self.fit)
         self._choices = Choices()
         self.shaping = Shaping(device, loaded, self.fit.segments, sampled_max, self.intake.payload)
         self._planned = 0
@@ -117,9 +121,14 @@ class Engine:
         self._behind: Enqueued | None = None
         self._closed: Quarantine | None = None
         self._stack = ExitStack()
-        self._stack.enter_context(registered(loaded.module))
+        self.states = LinearStates(device, loaded.geometry.linear, self.fit.segments, loaded.dtype)
+        self._stack.enter_context(self.states.installed(loaded.module))
         with device.running(), torch.no_grad():
-            warm_up(loaded, self.pool.slots or self.pool.layers, shared=self.fit.longs > 0)
+            self._log.info("kernels", fused=self._stack.enter_context(adapted(loaded)))
+            rows = self.pool.slots or self.pool.layers
+            warm_up(loaded, rows, shared=self.fit.longs > 0, states=self.states)
+            if self.graphs is not None:
+                self.graphs.warm_up()
         self.turns.rates = rates_at_start(device, loaded.geometry, self.fit, self.host, self.pool)
         self.use(warm_headroom(device, loaded.geometry, self.fit, settings, loaded.dtype))
 
@@ -151,7 +160,7 @@ class Engine:
             if now is not None:
                 live = self._fetch(now)
                 logits = self._forward(live, self._gather(live))
-                self._next_step()
+                self.route.follow(now.packed, self._next_step())
                 if self._behind is not None and self.shaping.needs_tokens(now.packed):
                     early, self._behind = self._behind, None
                     self._land(early)
@@ -215,7 +224,7 @@ class Engine:
         if plan is None:
             return None
         self._planned += 1
-        packed = pack(plan, self.fit)
+        packed = pack(plan, self.fit, pad=self.graphs is not None)
         self.hit_bytes += packed.hit_rows * self.loaded.geometry.token_bytes
         self.headroom_bytes += packed.headroom_rows * self.loaded.geometry.token_bytes
         self.spared_bytes += packed.spared_rows * self.loaded.geometry.token_bytes
@@ -247,11 +256,11 @@ class Engine:
     # -- one step on the queues -----------------------------------------------------------------------------------
     def _fetch(self, now: Enqueued) -> LiveStep:
         tensors = self.tables.fetch(now.upload, now.packed)
-        layers = self.route.locate(now.packed, tensors)
+        layers = () if now.packed.whole else self.route.locate(now.packed, tensors)
         return LiveStep(now.packed, tensors, self.route, self.settings.context_tokens, layers)
 
     def _gather(self, live: LiveStep) -> torch.Tensor:
-        """Input ids (1, tokens): prompts straight from the ring's pages, else each context's last token."""
+        """Input ids (tokens,): prompts straight from the ring's pages, else each context's last token."""
         tensors, last, payload = live.tensors, self._last, self.intake.payload
         prompts = [share for share in live.packed.plan.shares if share.prompt]
         for share in prompts:
@@ -261,11 +270,11 @@ class Engine:
             drafted = tensors.get("ids")
             newest = last.index_select(0, tensors["last_from"]) if drafted is None else drafted
             if not prompts:
-                return newest[None]
+                return newest
             out = torch.empty(live.packed.tokens, dtype=torch.int64, device=last.device)
             out.index_copy_(0, tensors["prompt_to"], payload.index_select(0, tensors["prompt_from"]).long())
             out.index_copy_(0, tensors["last_to"], newest)
-            return out[None]
+            return out
 
         firsts = [(share.context.offset + share.start, share.rows) for share in prompts]
         reads = [payload[first : first + rows] for first, rows in firsts]
@@ -276,14 +285,12 @@ class Engine:
 
     def _forward(self, live: LiveStep, ids: torch.Tensor) -> torch.Tensor:
         """Logits (sampled rows, vocabulary)."""
-        out: torch.Tensor = self.loaded.module(
-            input_ids=ids,
-            position_ids=live.tensors["positions"][None],
-            use_cache=False,
-            logits_to_keep=live.tensors["sample_rows"],
-            **{KEYWORD: live},
-        ).logits[0]
-        return out
+        if live.packed.whole and self.graphs is not None:
+            logits = self.graphs.forward(live, ids)
+        else:
+            states = self.states.keywords(live.packed.plan, live.tensors)
+            logits = self.loaded.logits(ids, live.tensors["positions"], live.tensors["sample_rows"], live, **states)
+        return logits[: live.packed.sampled_rows]
 
     def _sample(self, now: Enqueued, live: LiveStep, logits: torch.Tensor) -> None:
         """Choose tokens on the device, keep them there for the next step, and send them to the host."""
@@ -362,25 +369,9 @@ class Engine:
 
     def figures(self) -> EngineFigures:
         """As it stands; any thread may ask."""
-        transport, scheduler = self.transport, self.scheduler
-        pool = scheduler.kept.retention.pool if scheduler.kept.retention is not None else PagePool(0)
-        return EngineFigures(
-            self.steps, self.tokens, transport.bytes_in, transport.bytes_back, self.device.events_held,
-            transport.book.began - transport.book.retired, len(scheduler.running), len(scheduler.waiting),
-            tuple(scheduler.waits.copy().items()), self.hit_bytes, pool.capacity - pool.free, pool.free,
-            tuple((reason.value, pages) for reason, pages in pool.moved.copy().items()),
-            self.turns.predicted_s, self.turns.measured_s, self.headroom_bytes, *self.headroom.figures(),
-            len(scheduler.shared), scheduler.shared.members, self.spared_bytes,
-            *(self.drafts.counts if self.drafts is not None else (0, 0, 0)), scheduler.held_up,
-        )  # fmt: skip
+        return figures_of(self)
 
     # -- start and end --------------------------------------------------------------------------------------------
-    def _make_route(self) -> Route:
-        addresses = Addresses(self.device, self.fit, self.loaded.geometry.layers)
-        if self.host is None:
-            return ResidentRoute(self.device, self.pool, addresses)
-        return StagedRoute(self.transport, self.host, self.pool, addresses, self.fit, self._next_step)
-
     def check(self) -> None:
         """Raise unless all books agree."""
         self.transport.check()

@@ -1,5 +1,6 @@
 """rules: A5, A6 and A7: how many whole histories fit, as arithmetic with its numbers, and what never can.
 
+A hybrid's linear-attention layers keep a state of fixed size for each segment, out of the device pages as well.
 The host pool has one segment for each context, and some for histories that several share (H5). With ``--own-tokens``
 the contexts' are short: only those behind them hold a whole history, shared or of one request alone.
 Pure functions of geometry and settings. Knows no device and allocates nothing; the pools allocate what is decided here.
@@ -46,6 +47,8 @@ class Fit:
     """Segments of ``context_rows`` behind those of the contexts: for shared histories (H5)."""
     short_rows: int = 0
     """Rows of a context's segment with ``--own-tokens``; 0: ``context_rows``, as everywhere else."""
+    state_bytes: int = 0
+    """Bytes of the states of a hybrid's linear-attention layers, of all segments; beside the arena."""
 
     @property
     def own_rows(self) -> int:
@@ -71,6 +74,11 @@ class Fit:
         """The row of a layer at which a segment begins; where the last one ends, for the index behind it."""
         own = min(index, self.concurrency)
         return own * self.own_rows + (index - own) * self.context_rows
+
+    @property
+    def sink_row(self) -> int:
+        """The arena row behind all others: what rows that only pad a step write, and all that they attend to."""
+        return self.arena_rows
 
     def page_bytes(self, geometry: Geometry) -> int:
         """Bytes of all retained pages."""
@@ -103,6 +111,37 @@ def _gib(amount: float) -> str:
 def _need_gib(amount: int) -> float:
     """``amount`` bytes in GiB, rounded up to three digits: what a setting must at least say."""
     return math.ceil(amount / GIB * 1000) / 1000
+
+
+def _state_rows(geometry: Geometry) -> int:
+    """Rows of the device pages that the states of one context take the place of."""
+    return -(-geometry.state_bytes // geometry.layer_token_bytes)
+
+
+def _keep_states(geometry: Geometry, settings: EngineSettings, segments: int, lines: list[str]) -> tuple[int, int]:
+    """Rows of the device pages that are left, and bytes of the states of all segments."""
+    rows = settings.device_pages_gib * GIB // geometry.layer_token_bytes
+    held = segments * geometry.state_bytes
+    if geometry.linear is None:
+        return rows, 0
+    lines.append(
+        f"linear-attention states = {segments} segments x {geometry.state_bytes} B of {len(geometry.linear.layers)} "
+        f"layers = {_gib(held)} of {settings.device_pages_gib} GiB of device pages"
+    )
+    return rows - segments * _state_rows(geometry), held
+
+
+def _with_states(geometry: Geometry) -> str:
+    """For a refusal: what else takes the pages."""
+    return "" if geometry.linear is None else f", each context with states of {_gib(geometry.state_bytes)} beside them"
+
+
+def _refuse_drafts(geometry: Geometry, settings: EngineSettings) -> None:
+    if settings.draft_tokens and geometry.linear is not None:
+        raise RefusedError(
+            f"--draft-tokens {settings.draft_tokens}: model type {geometry.model_type} has linear-attention layers, "
+            "whose states cannot be taken back behind a token that was drafted and not taken; set --draft-tokens 0"
+        )
 
 
 def _bounded(fitting: int, settings: EngineSettings, configured: int, words: str, remedy: str) -> int:
@@ -169,11 +208,10 @@ def _kinds(settings: EngineSettings, context_rows: int) -> _Kinds:
     return _Kinds(context_rows, max(0, settings.shared_histories), context_rows, short=False)
 
 
-def _longs(settings: EngineSettings, kinds: _Kinds, concurrency: int, rows: int, lines: list[str]) -> int:
-    """Whole histories beside the contexts' own: as asked for, or, where nothing was, what is left of ``rows``."""
+def _longs(settings: EngineSettings, kinds: _Kinds, concurrency: int, left: int, lines: list[str]) -> int:
+    """Whole histories beside the contexts' own: as asked for, or, where nothing was, as many as are ``left``."""
     longs, words = kinds.longs, "as asked for"
     if settings.shared_histories < 0 and not kinds.short:
-        left = rows // kinds.context - concurrency
         longs, words = min(left, concurrency), f"min({left} more histories, {concurrency})"
     what = "whole histories, shared or of one request alone" if kinds.short else "shared histories"
     lines.append(f"{what} held at once = {words} = {longs}")
@@ -193,7 +231,9 @@ def fit(geometry: Geometry, settings: EngineSettings) -> Fit:
         f"{geometry.dtype_bytes} B = {geometry.token_bytes}",
         f"one history = {context_rows} rows x {geometry.token_bytes} B = {_gib(history)}",
     ]
+    _refuse_drafts(geometry, settings)
     arena_rows = settings.device_pages_gib * GIB // geometry.layer_token_bytes
+    state_rows = _state_rows(geometry)
     if settings.residency == "full":
         return _full(geometry, settings, context_rows, arena_rows, lines)
     pool = int(settings.host_pool_gib * GIB)
@@ -210,27 +250,12 @@ def fit(geometry: Geometry, settings: EngineSettings) -> Fit:
         f"--host-pool-gib {settings.host_pool_gib} holds {held} {own}, --concurrency {wanted} needs {_gib(need_bytes)}",
         f"set --host-pool-gib to {_need_gib(need_bytes)} or more, or lower {kinds.remedy}",
     )
-    if settings.slot_gib:
-        slot_rows = _slot_rows(geometry, settings, kinds.slot(concurrency), context_rows)
-        if SLOTS * slot_rows > arena_rows:
-            raise RefusedError(
-                f"two staging slots of {_gib(slot_rows * geometry.layer_token_bytes)} do not fit into "
-                f"--device-pages-gib {settings.device_pages_gib}; raise it or lower --slot-gib"
-            )
-    else:
-        slots_held = max(0, arena_rows // SLOTS - kinds.slot(0)) // kinds.own
-        need = math.ceil(SLOTS * kinds.slot(concurrency) * geometry.layer_token_bytes / GIB)
-        beside = f"{kinds.slot(0)} rows and " if kinds.slot(0) else ""
-        concurrency = _bounded(
-            slots_held,
-            settings,
-            concurrency,
-            f"--device-pages-gib {settings.device_pages_gib} holds two staging slots of {beside}{slots_held} contexts "
-            f"x {kinds.own} rows x {geometry.layer_token_bytes} B, --concurrency {concurrency} needs {need} GiB",
-            f"set --device-pages-gib to {need} or more, lower {kinds.remedy}, or set --slot-gib",
-        )
-        slot_rows = _slot_rows(geometry, settings, kinds.slot(concurrency), context_rows)
-    longs = _longs(settings, kinds, concurrency, pool // geometry.token_bytes, lines)
+    concurrency, slot_rows = _slots(geometry, settings, kinds, concurrency, arena_rows)
+    left = pool // geometry.token_bytes // context_rows - concurrency
+    if state_rows:
+        left = min(left, (arena_rows - SLOTS * slot_rows) // state_rows - concurrency)
+    longs = _longs(settings, kinds, concurrency, left, lines)
+    arena_rows, state_bytes = _keep_states(geometry, settings, concurrency + longs, lines)
     slot_bytes = slot_rows * geometry.layer_token_bytes
     lines.append(
         f"staging slots = 2 x {slot_rows} rows x {geometry.layer_token_bytes} B = {_gib(2 * slot_bytes)} "
@@ -241,8 +266,37 @@ def fit(geometry: Geometry, settings: EngineSettings) -> Fit:
     host_bytes = (concurrency * kinds.own + longs * context_rows) * geometry.token_bytes
     return Fit(
         concurrency, context_rows, page, slot_rows, arena_rows, host_bytes, slot_bytes, tuple(lines), pages, longs,
-        kinds.own if kinds.short else 0,
+        kinds.own if kinds.short else 0, state_bytes,
     )  # fmt: skip
+
+
+def _slots(
+    geometry: Geometry, settings: EngineSettings, kinds: _Kinds, concurrency: int, arena_rows: int
+) -> tuple[int, int]:
+    """How many of ``concurrency`` contexts the device pages hold, and the rows of one slot for them."""
+    state_rows, states = _state_rows(geometry), _with_states(geometry)
+    if settings.slot_gib:
+        slot_rows = _slot_rows(geometry, settings, kinds.slot(concurrency), kinds.context)
+        if SLOTS * slot_rows > arena_rows - (concurrency + kinds.longs) * state_rows:
+            raise RefusedError(
+                f"two staging slots of {_gib(slot_rows * geometry.layer_token_bytes)}{states} do not fit into "
+                f"--device-pages-gib {settings.device_pages_gib}; raise it or lower --slot-gib"
+            )
+        return concurrency, slot_rows
+    beside_rows = SLOTS * kinds.slot(0) + kinds.longs * state_rows
+    held = max(0, arena_rows - beside_rows) // (SLOTS * kinds.own + state_rows)
+    need_rows = SLOTS * kinds.slot(concurrency) + (concurrency + kinds.longs) * state_rows
+    need = math.ceil(need_rows * geometry.layer_token_bytes / GIB)
+    beside = f"{kinds.slot(0)} rows and " if kinds.slot(0) else ""
+    concurrency = _bounded(
+        held,
+        settings,
+        concurrency,
+        f"--device-pages-gib {settings.device_pages_gib} holds two staging slots of {beside}{held} contexts x "
+        f"{kinds.own} rows x {geometry.layer_token_bytes} B{states}, --concurrency {concurrency} needs {need} GiB",
+        f"set --device-pages-gib to {need} or more, lower {kinds.remedy}, or set --slot-gib",
+    )
+    return concurrency, _slot_rows(geometry, settings, kinds.slot(concurrency), kinds.context)
 
 
 def _pages(
@@ -272,9 +326,11 @@ def _pages(
 
 def _full(geometry: Geometry, settings: EngineSettings, context_rows: int, arena_rows: int, lines: list[str]) -> Fit:
     kinds = _kinds(settings, context_rows)
-    rows, own = arena_rows // geometry.layers, kinds.words(geometry.token_bytes)
-    held = kinds.holds(rows)
-    need = math.ceil((kinds.beside + settings.concurrency * kinds.own) * geometry.token_bytes / GIB)
+    state_rows, own = _state_rows(geometry), kinds.words(geometry.token_bytes)
+    one, long = kinds.own * geometry.layers + state_rows, context_rows * geometry.layers + state_rows
+    held = max(0, arena_rows - kinds.longs * long) // one
+    need = math.ceil((kinds.longs * long + settings.concurrency * one) * geometry.layer_token_bytes / GIB)
+    own += _with_states(geometry)
     concurrency = _bounded(
         held,
         settings,
@@ -284,12 +340,13 @@ def _full(geometry: Geometry, settings: EngineSettings, context_rows: int, arena
         f"set --device-pages-gib to {need} or more, or lower {kinds.remedy}",
     )
     lines.append(f"device pages {settings.device_pages_gib} GiB hold {held} {own}")
-    longs = _longs(settings, kinds, concurrency, rows, lines)
+    longs = _longs(settings, kinds, concurrency, (arena_rows - concurrency * one) // long, lines)
+    arena_rows, state_bytes = _keep_states(geometry, settings, concurrency + longs, lines)
     lines.append(f"effective concurrency = min({settings.concurrency}, {held} on the device) = {concurrency}")
     pages = (concurrency * kinds.own + longs * context_rows) // settings.page_tokens
     return Fit(
         concurrency, context_rows, settings.page_tokens, 0, arena_rows, 0, 0, tuple(lines), pages, longs,
-        kinds.own if kinds.short else 0,
+        kinds.own if kinds.short else 0, state_bytes,
     )  # fmt: skip
 
 

@@ -25,10 +25,13 @@ class HostPool:
         self.value = device.allocate_host(shape, dtype)
         self.layers = tuple(Rows(key, value) for key, value in zip(self.key, self.value, strict=True))
         """For each layer, K and V (rows, kv heads, head dim): what staging copies from."""
-        self.device_rows = tuple(
-            Rows(device.host_rows(layer.key), device.host_rows(layer.value)) for layer in self.layers
-        )
-        """The same bytes as device code may write them, one row a token: what write-back scatters into."""
+        flat = Rows(device.host_rows(self.key.flatten(0, 1)), device.host_rows(self.value.flatten(0, 1)))
+        self.device_flat = flat
+        """The same bytes as device code may write them, one row a token, layer behind layer."""
+        self.device_rows = tuple(Rows(*flat.views(layer * fit.rows, fit.rows)) for layer in range(geometry.layers))
+        """Of each layer: what write-back scatters into."""
+        self.firsts = torch.arange(geometry.layers, device=device.torch_device)[:, None] * fit.rows
+        """(layers, 1) int64 on the device: the row at which each layer begins."""
 
     @property
     def nbytes(self) -> int:
@@ -38,5 +41,6 @@ class HostPool:
     def close(self) -> None:
         """Give the memory back: only once the device is proved done with it (L7)."""
         self.device_rows = self.layers = ()
+        del self.device_flat
         self._device.free_host(self.key)
         self._device.free_host(self.value)

@@ -1,7 +1,8 @@
 """rules: the life of a staged layer as one table (L1, L2, L3, L4, L8).
 
-A stage is a transaction keyed by (step, layer, slot). ``TRANSITIONS`` is the whole machine; ``LeaseBook`` is its one
-door and keeps the books: what began is live or retired. Knows no device: events are handles that it compares, whether
+A stage is a transaction keyed by (step, layer, slot). A step whose histories are all in place is one transaction over
+all its layers, without a slot. ``TRANSITIONS`` is the whole machine; ``LeaseBook`` is its one door and keeps the books:
+what began is live or retired. Knows no device: events are handles that it compares, whether
 they are over is told to it.
 """
 
@@ -110,6 +111,7 @@ TRANSITIONS: dict[tuple[State, Verb], State] = {
     (State.SEALED, Verb.QUARANTINE): State.QUARANTINED,
     (State.QUARANTINED, Verb.RELEASE): State.RETIRED,
 }
+NO_SLOT = -1
 SETTLED = (State.SEALED, State.RETIRED)
 
 
@@ -128,8 +130,10 @@ class Lease:
     """The hold on one staged layer. Only a ``LeaseBook`` changes it."""
 
     step: int
-    layer: int
+    layers: tuple[int, ...]
+    """The one that is staged, or all."""
     slot: int
+    """``NO_SLOT`` where nothing is staged."""
     contexts: ContextSet
     prior_readers: tuple[Event, ...]
     state: State = State.OPEN
@@ -142,12 +146,18 @@ class Lease:
     """When retirement first found it unfinished: its deadline counts from there, so that idle time costs nothing."""
 
     @property
+    def layer(self) -> int:
+        """The staged layer; the first of all."""
+        return self.layers[0]
+
+    @property
     def key(self) -> tuple[int, int, int]:
         """(step, layer, slot)."""
         return self.step, self.layer, self.slot
 
     def __str__(self) -> str:
-        return f"lease of step {self.step}, layer {self.layer}, slot {self.slot} ({self.state.value})"
+        where = "all layers" if self.slot == NO_SLOT else f"layer {self.layer}, slot {self.slot}"
+        return f"lease of step {self.step}, {where} ({self.state.value})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,20 +217,18 @@ class LeaseBook:
         last = self._last_of(slot)
         if last is not None and last.state not in SETTLED:
             raise SlotBusyError(f"step {step}, layer {layer} cannot begin in slot {slot}: it has the {last}")
-        earlier = self._of_layer.get(layer)
-        if earlier is not None and earlier.state not in SETTLED:
-            raise LayerBusyError(
-                f"step {step}, layer {layer} cannot begin: the {earlier} has not written its rows back"
-            )
+        self._settled(step, (layer,))
         listed = tuple(readers)
         for event in self.prior_readers(slot):
             if event not in listed:
                 raise MissingReaderError(f"step {step}, layer {layer} does not wait for {event} of the {last}")
-        lease = Lease(step, layer, slot, contexts, listed)
-        self._last[slot] = self._of_layer[layer] = lease
-        self._live[id(lease)] = lease
-        self.began += 1
+        self._last[slot] = lease = self._began(Lease(step, (layer,), slot, contexts, listed))
         return lease
+
+    def begin_whole(self, step: int, layers: Sequence[int], contexts: ContextSet) -> Lease:
+        """One lease for all layers of a step that needs no slot: every history is in place."""
+        self._settled(step, layers)
+        return self._began(Lease(step, tuple(layers), NO_SLOT, contexts, ()))
 
     def ticket(self, lease: Lease, ticket: CopyTicket) -> None:
         """A copy of this lease is under way."""
@@ -298,10 +306,27 @@ class LeaseBook:
         for lease in self._live.values():
             if lease.state is State.RETIRED:
                 raise LeaseBooksError(f"the {lease} is booked as live")
-            if lease.state not in (*SETTLED, State.QUARANTINED) and self._last[lease.slot] is not lease:
+            if lease.slot == NO_SLOT or lease.state in (*SETTLED, State.QUARANTINED):
+                continue
+            if self._last[lease.slot] is not lease:
                 raise LeaseBooksError(f"the {lease} lost its slot before it was sealed")
         if any(lease.state is not State.SEALED for lease in self._sealed):
             raise LeaseBooksError("a lease that is not sealed awaits retirement")
+
+    def _settled(self, step: int, layers: Iterable[int]) -> None:
+        for layer in layers:
+            earlier = self._of_layer.get(layer)
+            if earlier is not None and earlier.state not in SETTLED:
+                raise LayerBusyError(
+                    f"step {step}, layer {layer} cannot begin: the {earlier} has not written its rows back"
+                )
+
+    def _began(self, lease: Lease) -> Lease:
+        for layer in lease.layers:
+            self._of_layer[layer] = lease
+        self._live[id(lease)] = lease
+        self.began += 1
+        return lease
 
     def _receipt(self, lease: Lease, revoked: frozenset[int]) -> Receipt:
         ids = lease.contexts.ids

@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 
 from common.errors import RefusedError, UsageError
+from worker import model_files
+from worker.engine.attention import KEYWORD, StepAttention
 from worker.engine.device import Device
-from worker.engine.geometry import Geometry, geometry_of
+from worker.engine.geometry import BATCH_DEPENDENT_ROPE, Geometry, geometry_of, refuse_quantised
 from worker.engine.stopping import Decode
 from worker.model_store import quiet
 
@@ -79,6 +82,21 @@ class LoadedModel:
     stop_ids: tuple[int, ...]
     """The model's own end-of-sequence ids, for whoever prepares requests."""
 
+    def logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, sample_rows: torch.Tensor, step: StepAttention, **more: object
+    ) -> torch.Tensor:
+        """One pass over packed rows: ``ids`` and ``positions`` (rows,), ``sample_rows`` which of them sample; attention
+        is ``step``'s, ``more`` travels along. Logits (sampled rows, vocabulary)."""
+        out: torch.Tensor = self.module(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=sample_rows,
+            **{KEYWORD: step},
+            **more,
+        ).logits[0]
+        return out
+
 
 def chosen_dtype(name: str, config: Any, torch_device: torch.device) -> torch.dtype:
     """``auto``: what the weights are stored in; float32 on a CPU, where half precision is slow and inexact."""
@@ -112,22 +130,77 @@ def decoder(tokenizer: Any) -> Decode:
 
 
 def from_folder(place: str | Path, device: Device, dtype: str, context_tokens: int) -> LoadedModel:
-    """Load weights and tokenizer of a local folder or hub id. Raises ``RefusedError`` naming what is wrong with it."""
+    """Load weights and tokenizer of a local folder or hub id. Raises ``RefusedError`` naming what is wrong with it;
+    what haulier does not do is refused before any weight is read."""
     quiet()
     try:
-        config = transformers.AutoConfig.from_pretrained(place)
+        config = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
         wanted = chosen_dtype(dtype, config, device.torch_device)
-        geometry = geometry_of(config, wanted.itemsize, context_tokens)
+        refuse_quantised(config)
+        geometry = geometry_of(_text_part(config), wanted.itemsize, context_tokens)
+        _refuse_fixed_attention(config)
+        if Path(place).is_dir():
+            model_files.check(Path(place))
         with device.running():
-            module: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                place, dtype=wanted, attn_implementation="sdpa"
-            )
-            module = module.to(device.torch_device)
+            module = _weights(place, wanted).to(device.torch_device)
+            fix_positions(module)
         tokenizer = transformers.AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError, KeyError) as error:
-        raise RefusedError(f"--model {place} cannot be loaded: {str(error).splitlines()[0]}") from error
+    except RefusedError as refusal:
+        raise RefusedError(f"--model {place}: {refusal}") from refusal
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise RefusedError(f"--model {place} cannot be loaded: {_first_line(error)}") from error
     settle(device)
     return LoadedModel(str(place), module.eval(), geometry, device, wanted, decoder(tokenizer), _end_ids(module))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _causal_class(config: Any) -> Any:
+    """The class that continues text, or None."""
+    mapping: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    kind = mapping.get(type(config), None)
+    return kind[0] if isinstance(kind, tuple) else kind
+
+
+def _text_part(config: Any) -> Any:
+    """What the loaded class runs: of a model of text and images whose class for text alone is another one, that one's
+    config; else ``config`` itself."""
+    text, kind = config.get_text_config(), _causal_class(config)
+    return text if kind is not None and kind.config_class is type(text) else config
+
+
+def _refuse_fixed_attention(config: Any) -> None:
+    """A model whose attention transformers does not let anybody replace cannot be staged."""
+    kind = _causal_class(config)
+    if kind is None:
+        raise RefusedError(f"model type {config.model_type} does not continue text (no causal language model)")
+    if not kind._can_set_attn_implementation():
+        raise RefusedError(
+            f"model type {config.model_type} does not let its attention be replaced, so haulier cannot stage it"
+        )
+
+
+def _weights(place: str | Path, dtype: torch.dtype) -> Any:
+    """The module. A weight that no file has, or has in another shape, would be made up at random: refused."""
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    module, found = load(
+        place,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        trust_remote_code=False,
+    )
+    for name, stored, wanted in sorted(found["mismatched_keys"]):
+        raise RefusedError(f"its files have {name} in shape {tuple(stored)}, its config.json says {tuple(wanted)}")
+    absent = sorted(found["missing_keys"])
+    if absent:
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise RefusedError(f"its files have no weights for {absent[0]}{more}: they are not all of this model's")
+    return module
 
 
 def from_config(
@@ -139,8 +212,17 @@ def from_config(
     with device.running(), device.torch_device:
         build: Any = transformers.AutoModelForCausalLM.from_config
         module = build(config, dtype=dtype, attn_implementation="sdpa")
+    fix_positions(module)
     settle(device)
     return LoadedModel(name, module.eval(), geometry, device, dtype, None, _end_ids(module))
+
+
+def fix_positions(module: Any) -> None:
+    """No frequency is computed again: within the contexts that ``geometry_of`` lets through they never change, and
+    looking whether they should costs a wait for the device in every step."""
+    for part in module.modules():
+        if getattr(part, "rope_type", None) in BATCH_DEPENDENT_ROPE:
+            part.rope_type = "default"
 
 
 def shape_config(name: str, context_tokens: int) -> Any:

@@ -9,7 +9,8 @@ copy of the rest (H1), and so are those that lie in headroom (H2). Order is the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -65,6 +66,9 @@ class Route:
     def prepare(self, packed: PackedStep) -> None:
         """A step that nobody prefetched begins."""
 
+    def follow(self, packed: PackedStep, following: PackedStep | None) -> None:
+        """``packed`` is on the queues, ``following`` is planned: begin of it what has not begun."""
+
     def locate(self, packed: PackedStep, tensors: StepTensors) -> tuple[LayerAddress, ...]:
         """Where the rows of the step lie, layer by layer."""
         return self._addresses.of(packed, tensors, 0)
@@ -75,15 +79,20 @@ class Route:
         """One layer of one step."""
         raise NotImplementedError
 
-    def _call(
+    def whole(self, live: LiveStep) -> AbstractContextManager[None]:
+        """Around the launches of a step whose histories are all in place."""
+        return nullcontext()
+
+    def call(
         self,
-        live: LiveStep,
+        packed: PackedStep,
         where: LayerAddress,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
+        """Append the new rows of one layer and attend, on the compute queue."""
         arena = self._arena
 
         def append() -> None:
@@ -97,7 +106,7 @@ class Route:
             first = where.first_shared_row
             return attend_joined(query, arena.key, arena.value, where.spans, shared, first, scale)
 
-        runs = live.packed.runs if self._checked else ()
+        runs = packed.runs if self._checked else ()
         self.device.launch(self._compute, append, (), self._pieces(where, runs, _added), "append rows")
         out = self.device.launch(self._compute, answer, self._pieces(where, runs, _whole), (), "attention")
         if out is None:
@@ -134,7 +143,7 @@ class ResidentRoute(Route):
         self, live: LiveStep, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Append and attend in place."""
-        return self._call(live, live.layers[layer], query, key, value, scale)
+        return self.call(live.packed, live.layers[layer], query, key, value, scale)
 
 
 class StagedRoute(Route):
@@ -164,8 +173,15 @@ class StagedRoute(Route):
 
     def prepare(self, packed: PackedStep) -> None:
         """Begin the copies of a step's first layers, as many as there are slots."""
+        if packed.whole:
+            return
         for layer in range(self._ahead):
             self._stage(packed, layer)
+
+    def follow(self, packed: PackedStep, following: PackedStep | None) -> None:
+        """A step that ran as a whole began no copies of the one after it."""
+        if packed.whole and following is not None:
+            self.prepare(following)
 
     def locate(self, packed: PackedStep, tensors: StepTensors) -> tuple[LayerAddress, ...]:
         """As the leases of the step's first layers have it: slots are taken in turn."""
@@ -181,16 +197,29 @@ class StagedRoute(Route):
         if self._fit.slot_first(lease.slot) != where.slot_first:
             raise InvariantError(f"layer {layer} of step {packed.step} is staged in slot {lease.slot}, out of turn")
         transport.before_attention(lease)
-        out = self._call(live, where, query, key, value, scale)
+        out = self.call(packed, where, query, key, value, scale)
         if packed.captures:
             work = self._copies([*self._keep(packed, where), *self._lend(packed, layer, where)])
             self.device.launch(self._compute, work.fn, work.reads, work.writes, "keep whole pages")
         consumed = transport.attended(lease)
         work = self._write_back(live, layer, where)
-        transport.write_back(lease, packed.contexts, packed.tail, work, nbytes=packed.tokens * self.row_bytes)
+        transport.write_back(lease, packed.contexts, packed.tail, work, nbytes=packed.new_rows * self.row_bytes)
         transport.seal(lease, packed.tail, consumed)
         self._stage_ahead(packed, layer + self._ahead)
         return out
+
+    @contextmanager
+    def whole(self, live: LiveStep) -> Iterator[None]:
+        """One lease for all layers, and one write-back of what they appended."""
+        packed, transport = live.packed, self._transport
+        lease = transport.begin_whole(packed.step, range(self._layers), packed.contexts)
+        sources, targets = self._rows_of_all(live)
+        yield
+        consumed = transport.attended(lease)
+        work = self._write_back_all(packed, sources, targets)
+        nbytes = packed.new_rows * self.row_bytes * self._layers
+        transport.write_back(lease, packed.contexts, packed.tail, work, nbytes=nbytes)
+        transport.seal(lease, packed.tail, consumed)
 
     def _lease(self, packed: PackedStep, layer: int) -> Lease:
         lease = self._leases.get((packed.step, layer))
@@ -203,7 +232,7 @@ class StagedRoute(Route):
             self._stage(packed, layer)
             return
         following = self._next_step()
-        if following is not None:
+        if following is not None and not following.whole:
             self._stage(following, layer - self._layers)
 
     def _stage(self, packed: PackedStep, layer: int) -> None:
@@ -289,7 +318,8 @@ class StagedRoute(Route):
     def _write_back(self, live: LiveStep, layer: int, where: LayerAddress) -> Work:
         """One gather from the arena and one scatter into the mapped host rows, K and V each."""
         arena, target = self._arena, self._host.device_rows[layer]
-        source_rows, target_rows = where.rows, live.tensors["host_rows"]
+        target_rows = live.tensors["host_rows"]
+        source_rows = where.rows[: live.packed.new_rows]
 
         def scatter() -> None:
             target.key.index_copy_(0, target_rows, arena.key.index_select(0, source_rows))
@@ -301,3 +331,42 @@ class StagedRoute(Route):
         host = self._host.layers[layer]
         writes = [side for run in runs for side in host.views(run.host_first + run.rows, run.added)]
         return Work(scatter, self._pieces(where, runs, _added), writes)
+
+    def _rows_of_all(self, live: LiveStep) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of a whole step's new rows in all layers, (layers x new rows,) each: their arena rows and their host rows.
+        Private to the step: its inputs will be the next one's before they are used."""
+        rows, count = live.tensors["rows"][: live.packed.new_rows], live.tensors["host_rows"]
+        pages = self._addresses.pages
+        return (rows + pages).flatten(), (count + self._host.firsts).flatten()
+
+    def _write_back_all(self, packed: PackedStep, sources: torch.Tensor, targets: torch.Tensor) -> Work:
+        """One gather from the arena and one scatter into the mapped host rows of all layers, K and V each."""
+        arena, host = self._arena, self._host.device_flat
+
+        def scatter() -> None:
+            host.key.index_copy_(0, targets, arena.key.index_select(0, sources))
+            host.value.index_copy_(0, targets, arena.value.index_select(0, sources))
+
+        if not self._checked:
+            return Work(scatter)
+        reads: list[torch.Tensor] = []
+        writes: list[torch.Tensor] = []
+        for layer, rows in enumerate(self._host.layers):
+            for run in packed.runs:
+                reads += arena.views(self._fit.layer_first(layer) + run.first + run.rows, run.added)
+                writes += rows.views(run.host_first + run.rows, run.added)
+        return Work(scatter, reads, writes)
+
+
+def route_of(
+    transport: Transport,
+    host: HostPool | None,
+    pool: DevicePool,
+    addresses: Addresses,
+    fit: Fit,
+    next_step: Callable[[], PackedStep | None],
+) -> Route:
+    """The reference where there is no host pool."""
+    if host is None:
+        return ResidentRoute(transport.device, pool, addresses)
+    return StagedRoute(transport, host, pool, addresses, fit, next_step)

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from worker.engine.contexts import Share, StepPlan
 from worker.engine.fit import Fit, rounded_up
+from worker.engine.padding import NOWHERE, padded_history, padded_rows, pads, whole
 from worker.engine.page_leases import ContextSet
 from worker.engine.retention import Placement, streamed
 from worker.engine.sampling import uniform
@@ -44,8 +45,9 @@ class HistoryRun:
 class PackedStep:
     """A step as arrays, T new rows of B contexts of which S sample.
 
-    Rows count from the start of a slot, or of a layer's pages where ``in_place`` is 1; host rows from the start of a
-    layer in the host pool.
+    Rows count from the start of a slot, or of a layer's pages where ``in_place`` is 1, or of the arena where it is 2
+    (``padding.NOWHERE``); host rows from the start of a layer in the host pool. A padded step has ``padding`` rows
+    more behind the others, each of a context of its own: they count in T and B, and nowhere else.
     """
 
     plan: StepPlan
@@ -53,8 +55,8 @@ class PackedStep:
     runs: tuple[HistoryRun, ...]
     """One a share, in order; then the shared histories; then what is only brought in, without a row in this step."""
     longs: dict[str, Longs]
-    """``positions``, ``rows``, ``host_rows``, ``rows_in_place`` (T,); ``prompt_to``, ``prompt_from``
-    (prompt rows,); ``last_to`` (decode rows,); ``sample_rows``, ``top_k`` (S,), the latter unless every row is greedy.
+    """``positions``, ``rows``, ``rows_in_place`` (T,); ``host_rows`` (T - padding,); ``prompt_to``, ``prompt_from``
+    (prompt rows,); ``last_to`` (decode rows,); ``sample_rows`` (S + padding,); ``top_k`` (S,) unless all are greedy.
     With drafts ``ids`` (decode rows,); without, ``last_from`` (decode rows,) and ``sample_segments`` (S,)."""
     ints: dict[str, Ints]
     """``query_starts``, ``history_starts``, ``in_place`` (B + 1,), ``lengths`` (B,): each context's own rows.
@@ -73,6 +75,10 @@ class PackedStep:
     """Whether any context has pages, of the device or of headroom, to be materialised."""
     captures: bool = False
     """Whether any context's pages are kept, or moved within headroom, after attention."""
+    padding: int = 0
+    """Rows that only bring the step to a shape that others have too."""
+    whole: bool = False
+    """Whether it can be replayed as a whole (``padding.whole``)."""
     first_shared_row: int = 0
     """From this row on queries are of contexts that share a history."""
     longest_shared_query: int = 0
@@ -84,8 +90,13 @@ class PackedStep:
 
     @property
     def tokens(self) -> int:
-        """T: the rows of this step."""
+        """T: the rows that go through the model in this step."""
         return int(self.longs["positions"].size)
+
+    @property
+    def new_rows(self) -> int:
+        """Rows that histories grow by."""
+        return self.tokens - self.padding
 
     @property
     def sampling(self) -> list[Share]:
@@ -95,7 +106,7 @@ class PackedStep:
     @property
     def sampled_rows(self) -> int:
         """S: rows that sample a token."""
-        return int(self.longs["sample_rows"].size)
+        return int(self.longs["sample_rows"].size) - self.padding
 
     @property
     def decodes_only(self) -> bool:
@@ -196,8 +207,56 @@ def _contexts(plan: StepPlan) -> ContextSet:
     return ContextSet(tuple(number for number, _ in held), tuple(page for _, page in held))
 
 
-def pack(plan: StepPlan, fit: Fit) -> PackedStep:
-    """The arrays of a plan. Positions are absolute; a context that shares a history has own rows from its end on."""
+def pack(plan: StepPlan, fit: Fit, *, pad: bool = False) -> PackedStep:
+    """The arrays of a plan. Positions are absolute; a context that shares a history has own rows from its end on.
+    ``pad``: steps that only decode take one of few shapes."""
+    packed = _pack(plan, fit)
+    return _padded(packed, fit) if pad and pads(plan) else packed
+
+
+def _padded(packed: PackedStep, fit: Fit) -> PackedStep:
+    """The same step in the shape of ``padding``: further contexts of one row, which is all that they attend to."""
+    rows = packed.tokens
+    padding = padded_rows(rows) - rows
+    longs, ints = dict(packed.longs), dict(packed.ints)
+    for name, value in (("positions", 0), ("rows", fit.sink_row), ("rows_in_place", NOWHERE), ("last_from", 0)):
+        longs[name] = np.pad(longs[name], (0, padding), constant_values=value)
+    longs["sample_rows"] = longs["last_to"] = np.arange(rows + padding)
+    ints["query_starts"] = np.arange(rows + padding + 1, dtype=np.int32)
+    ints["lengths"] = np.pad(ints["lengths"], (0, padding), constant_values=1)
+    for name, value in (("history_starts", fit.sink_row), ("in_place", NOWHERE)):
+        ints[name] = np.pad(ints[name][:-1], (0, padding + 1), constant_values=value)
+    return replace(
+        packed,
+        longs=longs,
+        ints=ints,
+        padding=padding,
+        longest_history=padded_history(packed.longest_history),
+        whole=whole(packed.plan, tuple(run.placement for run in packed.runs)),
+    )
+
+
+def blank(rows: int, longest_history: int, fit: Fit) -> PackedStep:
+    """A step of that shape that is all padding."""
+    count = {"positions": 0, "rows": fit.sink_row, "rows_in_place": NOWHERE}
+    history = {"history_starts": fit.sink_row, "in_place": NOWHERE}
+    return PackedStep(
+        plan=StepPlan(-1, ()),
+        contexts=ContextSet((), ()),
+        runs=(),
+        longs={name: np.full(rows, value) for name, value in count.items()} | {"sample_rows": np.arange(rows)},
+        ints={name: np.full(rows + 1, value, np.int32) for name, value in history.items()}
+        | {"query_starts": np.arange(rows + 1, dtype=np.int32), "lengths": np.ones(rows, np.int32)},
+        floats={},
+        longest_query=1,
+        longest_history=longest_history,
+        tail=(),
+        padding=rows,
+        whole=True,
+    )
+
+
+def _pack(plan: StepPlan, fit: Fit) -> PackedStep:
     shares, found = plan.shares, _histories(plan, fit)
     segments = np.array([share.page.index for share in shares], np.int64)
     starts = np.array([share.start for share in shares], np.int64)

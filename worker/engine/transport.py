@@ -118,15 +118,25 @@ class Transport:
         try:
             lease = self.book.begin(step, layer, slot, contexts, self.book.prior_readers(slot))
             self._turn += 1
-            if self.pages is not None and self._edge(Edge.TICKETS_BEFORE_PAGE_REUSE):
-                self.pages.hold(contexts)
-                lease.holds_pages = True
+            self._hold_pages(lease)
             self._stage_history(lease, copies)
             if materialise is not None:
                 self._stage_retained(lease, materialise)
             return lease
         except Exception as error:
             self.fail(f"stage of step {step}, layer {layer}: {error}")
+            raise
+
+    def begin_whole(self, step: int, layers: Sequence[int], contexts: ContextSet) -> Lease:
+        """Begin the one lease of a step whose histories are all in place: nothing is copied for it, and what it reads
+        the compute queue wrote, or has waited for. ``before_attention`` is not for it."""
+        self.accept()
+        try:
+            lease = self.book.begin_whole(step, layers, contexts)
+            self._hold_pages(lease)
+            return lease
+        except Exception as error:
+            self.fail(f"step {step}: {error}")
             raise
 
     def before_attention(self, lease: Lease) -> None:
@@ -146,7 +156,7 @@ class Transport:
         try:
             event = self.device.record(self._compute)
             self.book.attend(lease, event)
-            self._attended[lease.layer] = event
+            self._attended.update(dict.fromkeys(lease.layers, event))
             return event
         except Exception as error:
             self.fail(f"attention of the {lease}: {error}")
@@ -182,7 +192,7 @@ class Transport:
             event = device.record(queue)
             ticket = CopyTicket(event, (work, copies), moved if nbytes is None else nbytes)
             self.book.write(lease, contexts, ticket, tail)
-            self._written[lease.layer] = event
+            self._written.update(dict.fromkeys(lease.layers, event))
             self.bytes_back += ticket.nbytes
         except Exception as error:
             self.fail(f"write-back of the {lease}: {error}")
@@ -283,6 +293,11 @@ class Transport:
             trouble.append(f"device: {error}")
 
     # -- parts ----------------------------------------------------------------------------------------------------
+    def _hold_pages(self, lease: Lease) -> None:
+        if self.pages is not None and self._edge(Edge.TICKETS_BEFORE_PAGE_REUSE):
+            self.pages.hold(lease.contexts)
+            lease.holds_pages = True
+
     def _stage_history(self, lease: Lease, copies: Sequence[Copy]) -> None:
         device, queue = self.device, self._h2d
         self.book.owner(lease, [owner for _, _, owner in copies])
@@ -320,10 +335,11 @@ class Transport:
             receipt = self.book.release(lease)
         for event in over:
             self.device.release(event)
-        if self._written.get(lease.layer) == lease.written:
-            self._written.pop(lease.layer, None)
-        if self._attended.get(lease.layer) == lease.attention:
-            self._attended.pop(lease.layer, None)
+        for layer in lease.layers:
+            if self._written.get(layer) == lease.written:
+                self._written.pop(layer, None)
+            if self._attended.get(layer) == lease.attention:
+                self._attended.pop(layer, None)
         if self.pages is not None and lease.holds_pages:
             self.pages.drop(lease.contexts)
         return receipt

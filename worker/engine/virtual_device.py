@@ -30,6 +30,7 @@ from worker.engine.device import (
     Queue,
     QueueName,
     RaceError,
+    Replay,
     TeardownError,
 )
 from worker.engine.event_pool import EventPool
@@ -41,6 +42,13 @@ __all__ = ["Temperament", "VirtualDevice"]
 
 T = TypeVar("T")
 ALIGN_BYTES = 64
+
+
+class Again:
+    """A function to be called at each replay."""
+
+    def __init__(self, fn: Callable[[], None]) -> None:
+        self.replay = fn
 
 
 class VirtualDevice:
@@ -184,6 +192,16 @@ class VirtualDevice:
                 undo()
         self._scheduler.put(lane, operation)
         return value
+
+    def capture(self, fn: Callable[[], None]) -> Replay:
+        """``fn`` itself: torch computes eagerly here."""
+        self._open()
+        return Again(fn)
+
+    def replay(self, captured: Replay) -> None:
+        """Call it."""
+        self._open()
+        captured.replay()
 
     def host_read(self, event: Event, tensor: torch.Tensor) -> None:
         """Raise ``RaceError`` unless the host saw an event after the last write of ``tensor``."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from common.errors import RefusedError
-from worker.engine.attention import KEYWORD
 from worker.engine.device_pool import Rows
 from worker.engine.joined import attend_joined
 from worker.engine.kernels import Spans, attend
+from worker.engine.linear_states import LinearStates
 from worker.engine.model import LoadedModel
 from worker.engine.sampler import Chances, choose
 
@@ -46,8 +46,11 @@ class Probe:
         return attend(query, self.rows.key, self.rows.value, self.spans, scale)
 
 
-def warm_up(loaded: LoadedModel, pieces: tuple[Rows, ...], *, shared: bool = False) -> None:
-    """Run the passes, with ``shared`` also as steps that share a history are attended. Raises ``RefusedError`` for a
+def warm_up(
+    loaded: LoadedModel, pieces: tuple[Rows, ...], *, shared: bool = False, states: LinearStates | None = None
+) -> None:
+    """Run the passes, with ``shared`` also as steps that share a history are attended; a hybrid's over ``states`` that
+    nobody owns yet. Raises ``RefusedError`` for a
     model whose attention is not what its config said."""
     geometry = loaded.geometry
     where = loaded.device.torch_device
@@ -57,13 +60,9 @@ def warm_up(loaded: LoadedModel, pieces: tuple[Rows, ...], *, shared: bool = Fal
         starts = torch.tensor([0, width], dtype=torch.int32, device=where)
         spans = Spans([0, width], [0, width], [width], starts, starts, starts[1:], width, width)
         probe = Probe(pieces[0], spans, shared)
-        logits = loaded.module(
-            input_ids=torch.zeros((1, width), dtype=torch.int64, device=where),
-            position_ids=torch.arange(width, device=where)[None],
-            use_cache=False,
-            logits_to_keep=torch.tensor([width - 1], device=where),
-            **{KEYWORD: probe},
-        ).logits[0]
+        positions = torch.arange(width, device=where)
+        more = {} if states is None else states.probe(width)
+        logits = loaded.logits(torch.zeros_like(positions), positions, positions[-1:], probe, **more)
         one = torch.ones(1, device=where)
         choose(logits, Chances(one, one * 0.5, one * 0.5, torch.ones(1, dtype=torch.int64, device=where)))
         wanted = {(geometry.query_heads, geometry.kv_heads, geometry.head_dim, geometry.head_dim)}

@@ -105,12 +105,12 @@ def test_ids_that_do_not_arrive_are_a_fail(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_other_bits_are_a_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """H4: the staged route's rows reach attention one bit off."""
-    real = StagedRoute._call
+    real = StagedRoute.call
 
-    def call(self: Any, live: Any, rows: Any, query: Any, *rest: Any) -> torch.Tensor:
-        return real(self, live, rows, query * (1 + 1e-6), *rest)
+    def call(self: Any, packed: Any, rows: Any, query: Any, *rest: Any) -> torch.Tensor:
+        return real(self, packed, rows, query * (1 + 1e-6), *rest)
 
-    said = failing(monkeypatch, StagedRoute, "_call", call, lambda: self_checks.bits(VirtualDevice, 64))
+    said = failing(monkeypatch, StagedRoute, "call", call, lambda: self_checks.bits(VirtualDevice, 64))
     assert "logits differ" in said
 
 

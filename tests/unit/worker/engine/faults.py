@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from worker.engine.addresses import LayerAddress
 from worker.engine.device_pool import Rows
 from worker.engine.routes import StagedRoute
 from worker.engine.step import PackedStep
+from worker.engine.tables import StepTensors
 
 
 def stale_row(route: StagedRoute) -> None:
@@ -47,15 +49,16 @@ def swapped_rows(route: StagedRoute) -> None:
 
 def wrong_layer(route: StagedRoute) -> None:
     """Attention reads the other slot, which holds another layer."""
-    original = route._call
+    original = route.locate
 
-    def call(live, where, *rest):  # type: ignore[no-untyped-def]
-        if live.packed.step == 5:
-            layers = live.layers
-            where = next(other for other in layers if other.slot_first != where.slot_first)
-        return original(live, where, *rest)
+    def locate(packed: PackedStep, tensors: StepTensors) -> tuple[LayerAddress, ...]:
+        layers = original(packed, tensors)
+        if packed.step != 5:
+            return layers
+        others = (*layers[1:], *layers[:1])
+        return tuple(replace(one, slot_first=own.slot_first) for one, own in zip(others, layers, strict=True))
 
-    route._call = call  # type: ignore[method-assign]
+    route.locate = locate  # type: ignore[method-assign]
 
 
 def wrong_shared_rows(route: StagedRoute) -> None:

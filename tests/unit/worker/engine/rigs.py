@@ -7,8 +7,10 @@ under any temperament, and yields every step's plan and logits (``worker.engine.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 
@@ -25,6 +27,21 @@ from worker.structures import Sampling
 
 __all__ = ["Outcome", "Scenario", "same", "together"]
 
+HYBRID = {
+    "num_hidden_layers": 5,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+"""Changes for a hybrid: layers 1 and 3 are dense, 0, 2 and 4 linear."""
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
 VOCABULARY = 97
 CONTEXT = 48
 PAGE = 4
@@ -53,6 +70,20 @@ def model(
 ) -> LoadedModel:
     """A random float32 model behind a virtual device; the same weights each time."""
     return from_config(config(model_type, **changes), VirtualDevice(temperament, seed), torch.float32, CONTEXT)
+
+
+def saved(
+    folder: Path, model_type: str = "llama", dtype: torch.dtype = torch.float32, shard: str = "5GB", **changes: Any
+) -> Path:
+    """A random model with a tokenizer of one word a token, as transformers writes both to a folder; the same weights
+    each time."""
+    torch.manual_seed(0)
+    build: Any = transformers.AutoModelForCausalLM.from_config
+    build(config(model_type, **changes), dtype=dtype).save_pretrained(folder, max_shard_size=shard)
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w1"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="w0").save_pretrained(folder)
+    return folder
 
 
 def settings(**changes: Any) -> EngineSettings:
@@ -119,7 +150,12 @@ def at_rest(local: LocalEngine) -> None:
 
 def expected(loaded: LoadedModel, ids: list[int], tokens: int) -> list[int]:
     """The greedy answer of transformers' own generate."""
-    out = loaded.module.generate(
+    return generated(loaded.module, ids, tokens)
+
+
+def generated(module: Any, ids: list[int], tokens: int) -> list[int]:
+    """The same of a module that no engine ever saw."""
+    out = module.generate(
         torch.tensor([ids]),
         attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
         max_new_tokens=tokens,

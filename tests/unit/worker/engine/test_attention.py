@@ -55,7 +55,9 @@ def test_a_mask_or_dropout_is_a_bug(keywords: dict[str, Any]) -> None:
         call(**keywords)
 
 
-@pytest.mark.parametrize("keywords", [{"softcap": 30.0}, {"s_aux": torch.ones(2)}, {"sliding_window": 16}])
+@pytest.mark.parametrize(
+    "keywords", [{"softcap": 30.0}, {"s_aux": torch.ones(2)}, {"sliding_window": 16}, {"is_causal": False}]
+)
 def test_what_we_do_not_do_is_refused_at_the_call(keywords: dict[str, Any]) -> None:
     """In life: a model whose config does not show it."""
     with pytest.raises(RefusedError):

@@ -26,6 +26,7 @@ from worker.engine.host_pool import HostPool
 from worker.engine.lanes import Temperament
 from worker.engine.leases import ForeignOwnerError
 from worker.engine.local import LocalEngine
+from worker.engine.model import LoadedModel
 from worker.engine.page_leases import ContextSet, LeaseBooksError, LeaseError, PageLeases
 from worker.engine.segments import SegmentBook
 from worker.engine.staged_program import DEEP, EVENTS_COUNT, Program
@@ -210,13 +211,27 @@ def test_7_write_back_holds_at_every_batch_size(batch: int) -> None:
         assert rigs.same(rigs.run(rigs.model(Temperament.RANDOM, seed), scenario, **how), reference)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba", "jamba"])
-def test_8_a_hybrid_is_refused_by_name(model_type: str) -> None:
+def test_8_a_hybrids_states_are_carried_over() -> None:
     """Kind: a hybrid whose recurrent state is not carried over: prefill identical, the next forward wrong [transformers
-    48947]. Until its states are ours, it is refused and never approximated."""
+    48947]. Every step of two requests, in chunks and decoding, has the bits of everything resident, and each text is
+    that of generate alone."""
+    scenario = rigs.together(19, 5, tokens=6)
+
+    def hybrid() -> LoadedModel:
+        return rigs.model(model_type="qwen3_next", **rigs.HYBRID, **rigs.EXPERTS)
+
+    staged, loaded = rigs.run(hybrid(), scenario), hybrid()
+    assert rigs.same(staged, rigs.run(hybrid(), scenario, residency="full"))
+    for number, (length, _) in enumerate(scenario.prompts):
+        assert list(staged.tokens[number]) == rigs.expected(loaded, rigs.prompt(length, number), 6)
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "jamba"])
+def test_8_states_of_another_kind_are_refused_by_name(model_type: str) -> None:
+    """The same kind: states that are not ours are refused and never approximated."""
     import transformers
 
-    with pytest.raises(RefusedError, match=r"which haulier does not do|has no usable"):
+    with pytest.raises(RefusedError, match="uses state-space layers"):
         geometry_of(transformers.AutoConfig.for_model(model_type), 2, 32)
 
 

@@ -20,16 +20,19 @@ def test_shapes_of_the_benchmarks() -> None:
     assert (l8b.layers, l8b.kv_heads, l8b.head_dim, l8b.token_bytes) == (32, 8, 128, 131_072)
 
 
+LONGROPE = {"rope_type": "longrope", "original_max_position_embeddings": 32}
+
+
 @pytest.mark.parametrize(
     ("model_type", "changes", "words"),
     [
         ("gemma2", {}, "soft-capped attention"),
         ("gpt_oss", {}, "sinks"),
-        ("llama", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "sliding_attention"),
+        ("llama", {"layer_types": ["full_attention", "conv", "full_attention"]}, "layers of type conv"),
         ("mistral", {"sliding_window": 16}, "sliding window of 16"),
         ("llama", {"kv_lora_rank": 16}, "latent attention"),
         ("llama", {"linear_num_value_heads": 4}, "linear attention"),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
+        ("llama", {"rope_parameters": LONGROPE}, "rope type longrope.*--context-tokens 32"),
         ("llama", {"max_position_embeddings": 40}, "--context-tokens 48"),
         ("llama", {"num_key_value_heads": 3}, "evenly"),
     ],
@@ -46,3 +49,14 @@ def test_what_we_do_not_do_is_refused_by_name(model_type: str, changes: dict[str
 def test_a_window_no_context_can_reach_is_none() -> None:
     """In life: Mistral's window of 4,096 with shorter contexts is full attention."""
     assert geometry_of(rigs.config("mistral", sliding_window=64), 4, rigs.CONTEXT).layers == 3
+
+
+def test_positions_that_a_longer_neighbour_would_change_are_served_as_far_as_none_does() -> None:
+    """In life: Phi-3 of 128k positions, made from one of 4k: exact up to 4k, refused beyond."""
+    config = rigs.config()
+    config.rope_parameters = LONGROPE
+    assert geometry_of(config, 4, 32).layers == 3
+    with pytest.raises(RefusedError, match="more than 32 tokens"):
+        geometry_of(config, 4, 33)
+    config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
+    assert geometry_of(config, 4, 256).layers == 3

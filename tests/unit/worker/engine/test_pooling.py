@@ -36,7 +36,9 @@ def run(temperament: Temperament = Temperament.EAGER, **changes: Any) -> tuple[d
     return finished, local
 
 
-@pytest.mark.parametrize("changes", [{}, {"retain": "on"}, {"residency": "full"}, {"draft_tokens": 2}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"retain": "on"}, {"residency": "full", "graphs": "on"}, {"draft_tokens": 2}], ids=str
+)
 @pytest.mark.parametrize("temperament", [Temperament.EAGER, Temperament.LATE, Temperament.RANDOM])
 def test_an_embedding_is_the_mean_of_the_last_hidden_states(temperament: Temperament, changes: dict[str, Any]) -> None:
     """Prompts in chunks, beside decodes, on each route; who generates beside them is not touched."""

@@ -106,7 +106,9 @@ def test_each_shape_changes_an_answer() -> None:
         assert (plain == shaped) == (name in ("plain", "logprobs")), name
 
 
-@pytest.mark.parametrize("changes", [{}, {"retain": "on"}, {"residency": "full"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"retain": "on"}, {"residency": "full"}, {"retain": "on", "graphs": "on"}], ids=str
+)
 def test_drawn_answers_are_what_transformers_would_draw_from(changes: dict[str, Any]) -> None:
     """Temperature, top_k, top_p and min_p, with penalties, on each route: every token is the one at its chance in the
     distribution that transformers' warpers leave."""
