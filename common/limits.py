@@ -229,8 +229,6 @@ COMPLETION_LOGPROBS_MAX_COUNT = 5
 """Likeliest tokens told beside each of a chat's, and of a completion's; the service's own bounds."""
 LOGIT_BIAS_MAX_COUNT = 1024
 """Tokens one request may name: 12 KiB on the device for each request that runs."""
-REPETITION_MIN, REPETITION_MAX = 0.01, 10.0
-"""Beyond them a repetition penalty leaves nothing of a distribution."""
 STEP_TABLES_COUNT = 3
 """Rotating host tables: the host runs at most one step ahead, so the third is never read by a copy in flight."""
 
