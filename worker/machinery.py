@@ -116,6 +116,7 @@ def _real(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable
 
     loaded = load(settings.engine, source if isinstance(source, Path) else None)
     codec = HubCodec(source)
+    codec.make_guides(loaded.stop_ids)
     producer, consumer = _ring(settings, loaded.device.torch_device.index if loaded.device.kind == "cuda" else None)
     engine = Engine(loaded, consumer, settings.engine, finish, admit)
     print_ = fingerprint(source, f"{loaded.dtype} {settings.engine.residency} {loaded.device.kind}")

@@ -83,6 +83,7 @@ class HubCodec:
         self._added = self._backend.get_added_tokens_decoder()
         spelling = json.loads(self._backend.to_str()).get("decoder")
         self._guides: Guides | None = None
+        self._no_guides = ""
         self._byte_level = '"ByteLevel"' in json.dumps(spelling)
 
     def chat_text(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
@@ -125,10 +126,22 @@ class HubCodec:
 
     def guide(self, structure: Structure, stop_ids: Sequence[int]) -> Guide:
         if self._guides is None:
-            from worker.guides import Guides  # needed by few, and slow to make
-
-            self._guides = Guides(self._backend.to_str(), self.vocabulary, stop_ids)
+            self.make_guides(stop_ids)
+        if self._guides is None:
+            words = f"this model's tokenizer can hold no answer to a form: {self._no_guides}"
+            raise unsupported(f"{structure.param} is not supported: {words}"[:2000], structure.param)
         return self._guides.make(structure)
+
+    def make_guides(self, stop_ids: Sequence[int]) -> None:
+        """At start, since it keeps the interpreter lock for some tenths of a second. Where it fails, the worker serves
+        all other lines."""
+        from worker.guides import Guides
+
+        try:
+            self._guides = Guides(self._backend.to_str(), self.vocabulary, stop_ids)
+        except (ValueError, RuntimeError, TypeError) as failure:
+            self._no_guides = str(failure)
+            log.get("tokenizer").warning("no_structured_output", reason=self._no_guides)
 
 
 class Preparer:
