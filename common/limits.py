@@ -219,6 +219,8 @@ PREFIXES_MAX_BYTES = 64 * 1024 * 1024
 """Token ids kept for that: some fifteen prompts of a million tokens."""
 STOP_STRINGS_MAX_COUNT = 16
 STOP_IDS_MAX_COUNT = 64
+EMBEDDING_INPUTS_MAX_COUNT = 2048
+"""Inputs of one line; the service's own bound."""
 TOOLS_MAX_COUNT = 128
 CHOICES_MAX_COUNT = 128
 """Tools offered to one chat; answers to one line, ``n``: the service's own bounds."""
@@ -227,8 +229,6 @@ COMPLETION_LOGPROBS_MAX_COUNT = 5
 """Likeliest tokens told beside each of a chat's, and of a completion's; the service's own bounds."""
 LOGIT_BIAS_MAX_COUNT = 1024
 """Tokens one request may name: 12 KiB on the device for each request that runs."""
-REPETITION_MIN, REPETITION_MAX = 0.01, 10.0
-"""Beyond them a repetition penalty leaves nothing of a distribution."""
 STEP_TABLES_COUNT = 3
 """Rotating host tables: the host runs at most one step ahead, so the third is never read by a copy in flight."""
 

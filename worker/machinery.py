@@ -23,6 +23,7 @@ from ring.accounting import Accounting
 from ring.consumer import Consumer
 from ring.memory import HostRingMemory, RingMemory
 from ring.producer import Producer
+from worker.lines import TOKEN_BYTES
 from worker.request_rules import Serving
 from worker.structures import EngineFigures, Finished, Request
 from worker.tokenizer import HubCodec, Preparer, TextCodec
@@ -115,6 +116,7 @@ def _real(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable
 
     loaded = load(settings.engine, source if isinstance(source, Path) else None)
     codec = HubCodec(source)
+    codec.make_guides(loaded.stop_ids)
     producer, consumer = _ring(settings, loaded.device.torch_device.index if loaded.device.kind == "cuda" else None)
     engine = Engine(loaded, consumer, settings.engine, finish, admit)
     print_ = fingerprint(source, f"{loaded.dtype} {settings.engine.residency} {loaded.device.kind}")
@@ -135,7 +137,8 @@ def _machinery(
     """``sharing``: tokens of a page, and of each request's own part, as the engine has room for them."""
     name, context = settings.engine.model, settings.engine.context_tokens
     drafting = settings.engine.draft_tokens > 0
-    serving = Serving(name, context, codec.vocabulary, stop_ids, drafting)
+    ring_tokens = producer.memory.capacity_bytes // TOKEN_BYTES
+    serving = Serving(name, context, codec.vocabulary, stop_ids, drafting, ring_tokens)
     model = ModelInfo(name, print_, context)
     page, own_rows = sharing
     preparer = Preparer(codec, serving, f"fp_{print_[:16]}", SystemClock(), page, own_rows=own_rows, drafting=drafting)

@@ -54,7 +54,7 @@ from worker.engine.tables import Tables
 from worker.engine.transport import Quarantine, Transport
 from worker.engine.turns import Turns
 from worker.engine.warmup import warm_up
-from worker.structures import EngineFigures, Finished, Request, TokenLogprob
+from worker.structures import EngineFigures, Finished, Pooled, Request, TokenLogprob
 
 
 class UnprovenError(DeviceError):
@@ -120,7 +120,7 @@ class Engine:
         self.route = route_of(self.transport, self.host, self.pool, addresses, self.fit, self._next_step)
         self.graphs = graphs_of(settings, loaded, self.route, addresses, self.fit)
         self._choices = Choices()
-        self.shaping = Shaping(device, self.fit.segments, sampled_max, loaded.geometry.vocabulary, self.intake.payload)
+        self.shaping = Shaping(device, loaded, self.fit.segments, sampled_max, self.intake.payload)
         self._planned = 0
         self._next: Enqueued | None = None
         self._decided = False
@@ -252,8 +252,8 @@ class Engine:
                 self._finish(context, "cancelled")
 
     def _begin_choices(self, arrival: Arrival) -> None:
-        request, now = arrival.request, time.monotonic()
-        contexts = [self.scheduler.offer(one, arrival.entry, arrival.offset, now) for one in choices_of(request)]
+        request, entry, offer = arrival.request, arrival.entry, self.scheduler.offer
+        contexts = [offer(one, entry, arrival.offset + start, time.monotonic()) for one, start in choices_of(request)]
         self._choices.begin(request, contexts, self.loaded.decode)
         for context in contexts:
             self.prompts.came(context, again=context is not contexts[0])
@@ -348,7 +348,7 @@ class Engine:
                 self.prompts.read(context)
                 self.transport.forget(context.number)
 
-    def _take(self, context: Context, token: int, told: TokenLogprob | None) -> None:
+    def _take(self, context: Context, token: int, told: TokenLogprob | Pooled | None) -> None:
         if context.ended:
             return  # surplus: planned before its stop was known
         self.tokens += 1
