@@ -165,7 +165,8 @@ class EngineSettings:
     threads: int = 0
     """Processor threads of the engine's arithmetic with ``--device cpu``; 0 for half the cores."""
     retain: str = "on"
-    """Whether history is kept in device pages that the staging slots leave (H1)."""
+    """Whether history is kept in device pages that the staging slots leave (H1); ``whole``: there are none, and a
+    request runs only with its whole history in device pages, one after another if need be."""
     target_pages: int = 0
     """Device pages a context holds by right (A2); 0 shares the pool out equally."""
     burst_pages: int = 0
@@ -206,7 +207,12 @@ class EngineSettings:
         _counted("--page-tokens", self.page_tokens, 1)
         _counted("--chunk-tokens", self.chunk_tokens, 1)
         _sized("--slot-gib", self.slot_gib)
-        _need(self.retain in ("on", "off"), f"--retain {self.retain!r} is neither on nor off")
+        _need(self.retain in ("on", "off", "whole"), f"--retain {self.retain!r} is none of on, off, whole")
+        _need(
+            self.retain != "whole" or (not self.slot_gib and not self.target_pages and self.headroom_gib == "0"),
+            "--retain whole keeps all history of running requests in device pages: leave out --slot-gib, "
+            "--target-pages and --headroom-gib",
+        )
         _need(
             self.target_pages == 0 or 2 <= self.target_pages <= limits.ENGINE_MAX_COUNT,
             f"--target-pages {self.target_pages} must be 0 (equal shares), or 2 (the floor) or more, "

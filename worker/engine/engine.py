@@ -102,7 +102,7 @@ class Engine:
         segments = SegmentBook(self.pages, self.fit.concurrency, self.fit.longs)
         retention = retention_of(self.fit, settings)
         self.turns = Turns(believed(device.kind), self.fit.page_bytes(loaded.geometry), loaded.geometry.token_bytes)
-        turns = None if retention is None else self.turns
+        turns = None if retention is None or self.fit.whole else self.turns
         self.drafts = Drafts(settings.draft_tokens) if settings.draft_tokens else None
         with device.running():
             self.blocks = long_attention(device.torch_device, loaded.geometry, loaded.dtype)

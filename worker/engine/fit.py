@@ -45,10 +45,17 @@ class Fit:
     """Pages of history kept on the device, each of ``page_rows`` rows in every layer; behind the slots in the arena."""
     longs: int = 0
     """Segments of ``context_rows`` behind those of the contexts: for shared histories (H5)."""
+    whole: bool = False
+    """Whether a context runs only with its whole history in device pages: then slots hold nothing."""
     short_rows: int = 0
     """Rows of a context's segment with ``--own-tokens``; 0: ``context_rows``, as everywhere else."""
     state_bytes: int = 0
     """Bytes of the states of a hybrid's linear-attention layers, of all segments; beside the arena."""
+
+    @property
+    def staged(self) -> bool:
+        """Whether histories may be attended in slots."""
+        return self.slot_rows > 0 and not self.whole
 
     @property
     def own_rows(self) -> int:
@@ -266,7 +273,7 @@ def fit(geometry: Geometry, settings: EngineSettings) -> Fit:
     host_bytes = (concurrency * kinds.own + longs * context_rows) * geometry.token_bytes
     return Fit(
         concurrency, context_rows, page, slot_rows, arena_rows, host_bytes, slot_bytes, tuple(lines), pages, longs,
-        kinds.own if kinds.short else 0, state_bytes,
+        settings.retain == "whole", kinds.own if kinds.short else 0, state_bytes,
     )  # fmt: skip
 
 
@@ -275,6 +282,8 @@ def _slots(
 ) -> tuple[int, int]:
     """How many of ``concurrency`` contexts the device pages hold, and the rows of one slot for them."""
     state_rows, states = _state_rows(geometry), _with_states(geometry)
+    if settings.retain == "whole":
+        return concurrency, settings.page_tokens
     if settings.slot_gib:
         slot_rows = _slot_rows(geometry, settings, kinds.slot(concurrency), kinds.context)
         if SLOTS * slot_rows > arena_rows - (concurrency + kinds.longs) * state_rows:
@@ -308,11 +317,21 @@ def _pages(
     page = settings.page_tokens
     context_pages = rounded_up(settings.context_tokens, page) // page
     pages = min(rows // (geometry.layers * page), PAGES_OF_ALL * all_rows // page)
+    if settings.retain == "whole" and pages < context_pages:
+        need = _need_gib((context_pages + 1) * geometry.layers * page * geometry.layer_token_bytes)
+        raise RefusedError(
+            f"--retain whole: --device-pages-gib {settings.device_pages_gib} holds {pages} pages, one context needs "
+            f"{context_pages}; set --device-pages-gib to {math.ceil(need)} or more, lower --context-tokens, or "
+            "--retain on"
+        )
     floors = concurrency * (settings.target_pages or FLOOR_PAGES)
     words = (
         f"retained pages = min({rows} rows left // ({geometry.layers} layers x {page} rows), "
         f"{PAGES_OF_ALL} x all histories) = {pages}"
     )
+    if settings.retain == "whole":
+        lines.append(f"{words}, {pages / context_pages:.2f} whole histories: so many requests run at once")
+        return pages
     if pages < concurrency * FLOOR_PAGES:
         lines.append(f"{words}, fewer than {FLOOR_PAGES} for each of {concurrency} contexts: nothing is retained")
         return 0
@@ -346,7 +365,7 @@ def _full(geometry: Geometry, settings: EngineSettings, context_rows: int, arena
     pages = (concurrency * kinds.own + longs * context_rows) // settings.page_tokens
     return Fit(
         concurrency, context_rows, settings.page_tokens, 0, arena_rows, 0, 0, tuple(lines), pages, longs,
-        kinds.own if kinds.short else 0, state_bytes,
+        False, kinds.own if kinds.short else 0, state_bytes,
     )  # fmt: skip
 
 

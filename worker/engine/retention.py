@@ -220,7 +220,8 @@ def retention_of(fit: Fit, settings: EngineSettings) -> Retention | None:
     """As the settings have it; None when nothing is retained, or everything."""
     if not fit.slot_rows or not fit.pages:
         return None
-    return Retention(PagePool(fit.pages, settings.target_pages, settings.burst_pages), fit.page_rows)
+    pool = PagePool(fit.pages, settings.target_pages, settings.burst_pages, whole=fit.whole)
+    return Retention(pool, fit.page_rows)
 
 
 def missing(rows: Range, there: Sequence[tuple[int, int]]) -> tuple[Range, ...]:

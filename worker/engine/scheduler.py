@@ -268,7 +268,7 @@ class Scheduler:
         owners = len(self.running) + len(self.shared)
         if self.segments.held != owners or any(context.page is None for context in self.running):
             raise InvariantError(f"{owners} contexts and shared histories have {self.segments.held} segments")
-        if self._fit.slot_rows and self._reserved > self._fit.slot_rows:
+        if self._fit.staged and self._reserved > self._fit.slot_rows:
             raise InvariantError(f"{self._reserved} rows are promised in slots of {self._fit.slot_rows}")
         for context in self.running:
             if context.rows > context.prompt_tokens + context.request.sampling.max_tokens:
@@ -359,7 +359,7 @@ class Scheduler:
         """``promised`` rows of its history are in the slots already, for others that share them."""
         free = self._fit.slot_rows - self._reserved
         need = rounded_up(context.most_rows, self._fit.page_rows) - promised
-        if self._fit.slot_rows and need > free:
+        if self._fit.staged and need > free:
             return "slot rows", f"needs {need} rows of a staging slot, {free} of {self._fit.slot_rows} are free"
         return None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from common.errors import InvariantError
 from common.limits import WRITE_BACK_COPY_MIN_ROWS
 from worker.engine.contexts import Share, StepPlan
 from worker.engine.fit import Fit, rounded_up
@@ -178,6 +179,8 @@ def _histories(plan: StepPlan, fit: Fit) -> _Histories:
             at += rounded_up(known + added, fit.page_rows)
         else:
             starts.append(placement.home)
+    if at > fit.slot_rows:
+        raise InvariantError(f"step {plan.step} needs {at} rows of slots of {fit.slot_rows}")
     return _Histories(placements, np.array(starts, np.int64), at)
 
 
