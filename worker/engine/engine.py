@@ -40,7 +40,7 @@ from worker.engine.landing import Enqueued, landed_tokens
 from worker.engine.linear_states import LinearStates
 from worker.engine.link_rate import rates_at_start
 from worker.engine.model import LoadedModel
-from worker.engine.padded_step import padded
+from worker.engine.packing import Packer
 from worker.engine.page_leases import PageLeases
 from worker.engine.parts import chunk_step
 from worker.engine.quantum import believed
@@ -49,7 +49,7 @@ from worker.engine.routes import LiveStep, StagedRoute, route_of
 from worker.engine.scheduler import Scheduler
 from worker.engine.segments import SegmentBook
 from worker.engine.shaping import Shaping
-from worker.engine.step import PackedStep, pack
+from worker.engine.step import PackedStep
 from worker.engine.tables import Tables
 from worker.engine.transport import Quarantine, Transport
 from worker.engine.turns import Turns
@@ -105,8 +105,8 @@ class Engine:
         turns = None if retention is None or self.fit.whole else self.turns
         self.drafts = Drafts(settings.draft_tokens) if settings.draft_tokens else None
         with device.running():
-            self.blocks = long_attention(device.torch_device, loaded.geometry, loaded.dtype)
-        step = chunk_step(settings.chunk_tokens, self.blocks)
+            blocks = long_attention(device.torch_device, loaded.geometry, loaded.dtype)
+        step = chunk_step(settings.chunk_tokens, blocks)
         self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, retention, turns, self.drafts, step)
         self.pool = DevicePool(device, loaded.geometry, self.fit, loaded.dtype)
         self.host = HostPool(device, loaded.geometry, self.fit, loaded.dtype) if self.fit.slot_rows else None
@@ -119,6 +119,7 @@ class Engine:
         addresses = Addresses(device, self.fit, loaded.geometry.layers)
         self.route = route_of(self.transport, self.host, self.pool, addresses, self.fit, self._next_step)
         self.graphs = graphs_of(settings, loaded, self.route, addresses, self.fit)
+        self.packer = Packer(self.fit, pad=self.graphs is not None, blocks=blocks)
         self._choices = Choices()
         self.shaping = Shaping(device, loaded, self.fit.segments, sampled_max, self.intake.payload)
         self._planned = 0
@@ -230,9 +231,7 @@ class Engine:
         if plan is None:
             return None
         self._planned += 1
-        packed = pack(plan, self.fit, blocks=self.blocks)
-        if self.graphs is not None:
-            packed = padded(packed, self.fit)
+        packed = self.packer.pack(plan)
         self.hit_bytes += packed.hit_rows * self.loaded.geometry.token_bytes
         self.headroom_bytes += packed.headroom_rows * self.loaded.geometry.token_bytes
         self.spared_bytes += packed.spared_rows * self.loaded.geometry.token_bytes
@@ -335,7 +334,8 @@ class Engine:
         for share in behind.packed.sampling:
             first, at = at, at + share.sampled_rows
             sampled: Sequence[int] = values[first:at]
-            self.prompts.read(share.context)
+            if share.prompt:
+                self.prompts.read(share.context)
             if self.drafts is not None:
                 sampled = self.drafts.landed(share.context.number, share.ids, sampled)
                 self.scheduler.confirm(share, len(sampled))

@@ -99,6 +99,8 @@ class Retention:
         holding = self._holdings[number]
         account = holding.account
         account.last_active = step
+        if holding.in_order and account.home is not None and not account.fresh:
+            return self._in_place(holding, account.home, start, rows)
         self._look(holding)
         if account.home is None and holding.tried != self.pool.sequence:
             self.pool.take_whole(account, step)

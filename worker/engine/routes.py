@@ -235,7 +235,7 @@ class StagedRoute(Route):
         slot, pages = self._fit.slot_first(self._transport.next_slot), self._fit.layer_first(layer)
         host = self._host.layers[layer]
         copies = []
-        for run, owner in zip(packed.runs, packed.contexts.owners, strict=True):
+        for run, owner in packed.staged:
             base = run.first + (pages if run.in_place else slot)
             for start, end in run.placement.copies:
                 there = self._arena.views(base + start, end - start)
@@ -314,12 +314,11 @@ class StagedRoute(Route):
     def _copied_back(self, packed: PackedStep, layer: int, where: LayerAddress) -> list[Copy]:
         """The new rows of long chunks, to their host rows."""
         found: list[Copy] = []
-        for run, owner in zip(packed.runs, packed.contexts.owners, strict=True):
-            if run.copied_back:
-                first = (where.page_first if run.in_place else where.slot_first) + run.first + run.rows
-                there = self._host.layers[layer].views(run.host_first + run.rows, run.added)
-                here = self._arena.views(first, run.added)
-                found += [(target, source, owner) for target, source in zip(there, here, strict=True)]
+        for run, owner in packed.copied_back:
+            first = (where.page_first if run.in_place else where.slot_first) + run.first + run.rows
+            there = self._host.layers[layer].views(run.host_first + run.rows, run.added)
+            here = self._arena.views(first, run.added)
+            found += [(target, source, owner) for target, source in zip(there, here, strict=True)]
         return found
 
     def _write_back(self, live: LiveStep, layer: int, where: LayerAddress) -> Work | None:

@@ -25,12 +25,15 @@ from worker.engine.retention import Placement, Retention
 from worker.engine.segments import SegmentBook
 from worker.engine.shared import WHOLE_SEGMENTS, SharedHistories, SharedHistory, Wait, order
 from worker.engine.story import Story, moves
-from worker.engine.turns import Decoding
+from worker.engine.turns import Decoding, decoding_of
 from worker.structures import HeldUp, Request
 
 
 class Planner(Protocol):
     """Who decodes when (``turns.Turns``)."""
+
+    def holds(self, rows: int, contexts: int) -> bool:
+        """Whether nobody has to wait: all of them."""
 
     def decide(self, step: int, decoding: Sequence[Decoding]) -> Quantum | None:
         """None: all of them."""
@@ -181,19 +184,10 @@ class Scheduler:
         """Those whose turn it is (H6); the others are parked."""
         if self.turns is None or not decoding:
             return decoding, None
-        quantum = self.turns.decide(
-            step,
-            [
-                Decoding(
-                    one.number,
-                    one.own_rows,
-                    one.request.sampling.max_tokens - one.sampled,
-                    one.base_number,
-                    one.base,
-                )
-                for one in decoding
-            ],
-        )
+        shared = {one.base_number: one.base for one in decoding}
+        if self.turns.holds(sum(one.own_rows for one in decoding) + sum(shared.values()), len(decoding)):
+            return [one for one in decoding if self._brought_in(one, step)], None
+        quantum = self.turns.decide(step, decoding_of(decoding))
         if quantum is None:
             return [one for one in decoding if self._brought_in(one, step)], None
         runs, coming = frozenset(quantum.runs), frozenset((*quantum.runs, *quantum.following))

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,7 @@ class HistoryRun:
         return self.placement.home is not None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PackedStep:
     """A step as arrays, T new rows of B contexts of which S sample.
 
@@ -124,12 +125,25 @@ class PackedStep:
         """Whether no row is a prompt's."""
         return not any(share.prompt for share in self.plan.shares)
 
-    @property
+    @cached_property
+    def staged(self) -> tuple[tuple[HistoryRun, Hashable], ...]:
+        """The runs of which rows come over the link, each with its host owner."""
+        return tuple((run, owner) for run, owner in self._owned() if run.placement.copies)
+
+    @cached_property
+    def copied_back(self) -> tuple[tuple[HistoryRun, Hashable], ...]:
+        """The runs whose new rows go to the host as copies, each with its host owner."""
+        return tuple((run, owner) for run, owner in self._owned() if run.copied_back)
+
+    def _owned(self) -> Iterator[tuple[HistoryRun, Hashable]]:
+        return zip(self.runs, self.contexts.owners, strict=True)
+
+    @cached_property
     def staged_rows(self) -> int:
         """Rows of history a layer needs from the host."""
-        return sum(run.placement.link_rows for run in self.runs)
+        return sum(run.placement.link_rows for run, _ in self.staged)
 
-    @property
+    @cached_property
     def hit_rows(self) -> int:
         """Rows of history a layer finds in the device pages (H1, H3)."""
         return sum(run.placement.hit_rows for run in self.runs)
@@ -139,10 +153,10 @@ class PackedStep:
         """Rows of history a layer needs no link for."""
         return self.hit_rows + self.headroom_rows
 
-    @property
+    @cached_property
     def headroom_rows(self) -> int:
         """Rows of history a layer finds in headroom (H2, H3)."""
-        return sum(run.placement.borrowed_rows for run in self.runs)
+        return sum(run.placement.borrowed_rows for run in self.runs if run.placement.borrowed)
 
     @property
     def spared_rows(self) -> int:
@@ -265,7 +279,7 @@ def pack(plan: StepPlan, fit: Fit, *, blocks: bool = False) -> PackedStep:
         ints["prompt_history_starts"] = np.append(history_starts[where], found.end)
         ints["prompt_in_place"] = np.append(in_place[where], False)
     head = len(shares) if parts is None else parts.decodes
-    floats = _chances([share for share in shares if share.samples], longs)
+    floats = chances([share for share in shares if share.samples], longs)
     return PackedStep(
         plan=plan,
         contexts=_contexts(plan),
@@ -300,7 +314,7 @@ def _sample_rows(shares: Sequence[Share], query_starts: Longs) -> Longs:
     return np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
 
 
-def _chances(sampling: list[Share], longs: dict[str, Longs]) -> dict[str, Floats]:
+def chances(sampling: list[Share], longs: dict[str, Longs]) -> dict[str, Floats]:
     """``PackedStep.floats``; ``top_k`` joins the longs."""
     settings = [share.context.request.sampling for share in sampling for _ in range(share.sampled_rows)]
     if all(setting.temperature <= 0 for setting in settings):

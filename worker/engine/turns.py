@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.limits import DECISIONS_KEPT_MAX_COUNT
+from worker.engine.contexts import Context
 from worker.engine.quantum import Candidate, Quantum, Rates, plan
 
 
@@ -24,6 +25,14 @@ class Decoding:
     remaining: int
     shared: int = -1
     shared_rows: int = 0
+
+
+def decoding_of(contexts: Sequence[Context]) -> list[Decoding]:
+    """Contexts that could decode, as plans see them."""
+    return [
+        Decoding(one.number, one.own_rows, one.request.sampling.max_tokens - one.sampled, one.base_number, one.base)
+        for one in contexts
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +61,19 @@ class Turns:
         self.predicted_s = self.measured_s = 0.0
         """Sums over the decode steps so far: side by side (H3)."""
 
+    def holds(self, rows: int, contexts: int) -> bool:
+        """Whether all of so many that decode run in every step, with ``rows`` of history together."""
+        if rows * self._token_bytes > self._held_bytes and contexts > 1:
+            return False
+        self._quantum = None
+        return True
+
     def decide(self, step: int, decoding: Sequence[Decoding]) -> Quantum | None:
         """Who decodes in ``step``; None for all of them."""
         among = frozenset(one.number for one in decoding)
         shared = {one.shared: one.shared_rows for one in decoding}
         rows = sum(one.rows for one in decoding) + sum(shared.values())
-        if rows * self._token_bytes <= self._held_bytes or len(among) < 2:
-            self._quantum = None
+        if self.holds(rows, len(among)):
             return None
         if self._quantum is None or step >= self._until or among != self._among:
             self._plan(step, decoding, among)
