@@ -32,9 +32,6 @@ from worker.structures import HeldUp, Request
 class Planner(Protocol):
     """Who decodes when (``turns.Turns``)."""
 
-    def holds(self, rows: int, contexts: int) -> bool:
-        """Whether nobody has to wait: all of them."""
-
     def decide(self, step: int, decoding: Sequence[Decoding]) -> Quantum | None:
         """None: all of them."""
 
@@ -184,9 +181,6 @@ class Scheduler:
         """Those whose turn it is (H6); the others are parked."""
         if self.turns is None or not decoding:
             return decoding, None
-        shared = {one.base_number: one.base for one in decoding}
-        if self.turns.holds(sum(one.own_rows for one in decoding) + sum(shared.values()), len(decoding)):
-            return [one for one in decoding if self._brought_in(one, step)], None
         quantum = self.turns.decide(step, decoding_of(decoding))
         if quantum is None:
             return [one for one in decoding if self._brought_in(one, step)], None

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.limits import DECISIONS_KEPT_MAX_COUNT
 from worker.engine.contexts import Context
 from worker.engine.quantum import Candidate, Quantum, Rates, plan
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
+class Decoding(NamedTuple):
     """A context that could decode now: ``rows`` of history of its own, ``remaining`` tokens at most; it reads
     ``shared_rows`` of the shared history numbered ``shared`` as well, -1 for none (H5)."""
 
@@ -61,19 +61,13 @@ class Turns:
         self.predicted_s = self.measured_s = 0.0
         """Sums over the decode steps so far: side by side (H3)."""
 
-    def holds(self, rows: int, contexts: int) -> bool:
-        """Whether all of so many that decode run in every step, with ``rows`` of history together."""
-        if rows * self._token_bytes > self._held_bytes and contexts > 1:
-            return False
-        self._quantum = None
-        return True
-
     def decide(self, step: int, decoding: Sequence[Decoding]) -> Quantum | None:
         """Who decodes in ``step``; None for all of them."""
         among = frozenset(one.number for one in decoding)
         shared = {one.shared: one.shared_rows for one in decoding}
         rows = sum(one.rows for one in decoding) + sum(shared.values())
-        if self.holds(rows, len(among)):
+        if rows * self._token_bytes <= self._held_bytes or len(among) < 2:
+            self._quantum = None
             return None
         if self._quantum is None or step >= self._until or among != self._among:
             self._plan(step, decoding, among)
