@@ -269,16 +269,16 @@ LINK_MEASURED_BYTES = 1 << 30
 """The link is measured at start with so many bytes, three times: some tens of milliseconds of it."""
 ARENA_VIEWS_MAX_COUNT = 1 << 16
 """Pages of the device page pool whose views are kept for the next step: making one costs host time, as a copy does."""
-BLOCK_STEP_ROWS = 1024
+BLOCK_STEP_TOKENS = 1024
 """Blocks of long prompts, and chunks that have them, end at multiples of so many rows: the kernel for them is prepared
 once a shape, which takes 45 ms."""
-BLOCK_MIN_ROWS = 2 * BLOCK_STEP_ROWS
+BLOCK_MIN_TOKENS = 2 * BLOCK_STEP_TOKENS
 """Shorter chunks are attended with all other prompts: two calls and a join would save nothing."""
-WRITE_BACK_COPY_MIN_ROWS = 512
+WRITE_BACK_COPY_MIN_TOKENS = 512
 """New rows of a context from which on they go to the host as one copy a layer; fewer are scattered with others'."""
 GRAPHS_MAX_COUNT = 128
 """Captured decode steps kept, one a shape: the one used longest ago goes first."""
-GRAPH_HISTORY_MIN_ROWS = 2048
+GRAPH_HISTORY_MIN_TOKENS = 2048
 """Shorter histories all count as so long: their attention takes no time that a closer shape could save."""
 ENGINE_IDLE_S = 0.5
 """An idle engine sleeps on the ring's condition at most this long before it looks whether to stop."""

@@ -35,7 +35,7 @@ class Fit:
     slot_rows: int
     """Rows of one staging slot; 0 with ``--residency full``."""
     arena_rows: int
-    """Rows of the device page pool: K and V of one layer of one token each."""
+    """Rows of the device page pool: K and V of one layer of one token each; the last one is nobody's (``sink_row``)."""
     host_bytes: int
     """Bytes of the host pool that are used; 0 with ``--residency full``."""
     slot_bytes: int
@@ -84,8 +84,8 @@ class Fit:
 
     @property
     def sink_row(self) -> int:
-        """The arena row behind all others: what rows that only pad a step write, and all that they attend to."""
-        return self.arena_rows
+        """The arena's last row, which nobody owns: what rows that only pad a step write, and all they attend to."""
+        return self.arena_rows - 1
 
     def page_bytes(self, geometry: Geometry) -> int:
         """Bytes of all retained pages."""
@@ -98,6 +98,11 @@ class Fit:
     def layer_first(self, layer: int) -> int:
         """The arena row at which a layer's pages begin: consecutive pages are consecutive rows of each layer."""
         return SLOTS * self.slot_rows + layer * self.pages * self.page_rows
+
+
+def _with_sink(arena_rows: int, used: int) -> int:
+    """One row more than are used: one of the pool's, if it is not full to the last."""
+    return max(arena_rows, used + 1)
 
 
 def rounded_up(rows: int, page_rows: int) -> int:
@@ -271,6 +276,7 @@ def fit(geometry: Geometry, settings: EngineSettings) -> Fit:
     pages = _pages(geometry, settings, arena_rows - SLOTS * slot_rows, concurrency, kinds.slot(concurrency), lines)
     lines.append(f"effective concurrency = min({wanted}, {held} on the host, what two slots hold) = {concurrency}")
     host_bytes = (concurrency * kinds.own + longs * context_rows) * geometry.token_bytes
+    arena_rows = _with_sink(arena_rows, SLOTS * slot_rows + geometry.layers * pages * page)
     return Fit(
         concurrency, context_rows, page, slot_rows, arena_rows, host_bytes, slot_bytes, tuple(lines), pages, longs,
         settings.retain == "whole", kinds.own if kinds.short else 0, state_bytes,
@@ -363,6 +369,7 @@ def _full(geometry: Geometry, settings: EngineSettings, context_rows: int, arena
     arena_rows, state_bytes = _keep_states(geometry, settings, concurrency + longs, lines)
     lines.append(f"effective concurrency = min({settings.concurrency}, {held} on the device) = {concurrency}")
     pages = (concurrency * kinds.own + longs * context_rows) // settings.page_tokens
+    arena_rows = _with_sink(arena_rows, geometry.layers * pages * settings.page_tokens)
     return Fit(
         concurrency, context_rows, settings.page_tokens, 0, arena_rows, 0, 0, tuple(lines), pages, longs,
         False, kinds.own if kinds.short else 0, state_bytes,

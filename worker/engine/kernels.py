@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from common.errors import InvariantError
-from common.limits import BLOCK_STEP_ROWS
+from common.limits import BLOCK_STEP_TOKENS
 from worker.engine.geometry import Geometry
 
 _QUERY_BLOCK = 256
@@ -88,7 +88,7 @@ def long_attention(where: torch.device, geometry: Geometry, dtype: torch.dtype) 
     """Whether ``attend_square`` is there for these heads: tried once, against flash attention; on CUDA alone."""
     if where.type != "cuda":
         return False
-    rows, chance = BLOCK_STEP_ROWS, torch.Generator(where).manual_seed(1)
+    rows, chance = BLOCK_STEP_TOKENS, torch.Generator(where).manual_seed(1)
     query, key, value = (
         torch.randn((rows, heads, geometry.head_dim), generator=chance, device=where, dtype=dtype)
         for heads in (geometry.query_heads, geometry.kv_heads, geometry.kv_heads)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import InvariantError
-from common.limits import BLOCK_MIN_ROWS, BLOCK_STEP_ROWS
+from common.limits import BLOCK_MIN_TOKENS, BLOCK_STEP_TOKENS
 from worker.engine.contexts import Share, StepPlan
 
 Ints = npt.NDArray[np.int32]
@@ -46,7 +46,7 @@ class Parts:
 
 def chunk_step(chunk_tokens: int, blocks: bool) -> int:
     """At multiples of how many rows chunks end; 0 where it does not matter."""
-    return BLOCK_STEP_ROWS if blocks and chunk_tokens >= BLOCK_MIN_ROWS else 0
+    return BLOCK_STEP_TOKENS if blocks and chunk_tokens >= BLOCK_MIN_TOKENS else 0
 
 
 def chunk_rows(start: int, rows: int, left: int, step: int, *, some: bool) -> int:
@@ -92,4 +92,4 @@ def parts_of(plan: StepPlan, blocks: bool) -> tuple[Parts | None, dict[str, Ints
 
 
 def _block_rows(share: Share) -> int:
-    return share.rows // BLOCK_STEP_ROWS * BLOCK_STEP_ROWS if share.rows >= BLOCK_MIN_ROWS else 0
+    return share.rows // BLOCK_STEP_TOKENS * BLOCK_STEP_TOKENS if share.rows >= BLOCK_MIN_TOKENS else 0

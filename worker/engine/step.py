@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.errors import InvariantError
-from common.limits import WRITE_BACK_COPY_MIN_ROWS
+from common.limits import WRITE_BACK_COPY_MIN_TOKENS
 from worker.engine.contexts import Share, StepPlan
 from worker.engine.fit import Fit, rounded_up
 from worker.engine.page_leases import ContextSet
@@ -41,7 +41,7 @@ class HistoryRun:
     @property
     def copied_back(self) -> bool:
         """Whether its new rows go to the host as one copy; else they are scattered with those of others."""
-        return self.added >= WRITE_BACK_COPY_MIN_ROWS
+        return self.added >= WRITE_BACK_COPY_MIN_TOKENS
 
     @property
     def in_place(self) -> bool:

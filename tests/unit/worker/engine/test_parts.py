@@ -109,9 +109,9 @@ def test_a_block_s_attention_is_attention(known: int) -> None:
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks as short as these tests' prompts."""
-    monkeypatch.setattr(parts, "BLOCK_STEP_ROWS", 4)
-    monkeypatch.setattr(parts, "BLOCK_MIN_ROWS", 8)
-    monkeypatch.setattr("worker.engine.step.WRITE_BACK_COPY_MIN_ROWS", 6)
+    monkeypatch.setattr(parts, "BLOCK_STEP_TOKENS", 4)
+    monkeypatch.setattr(parts, "BLOCK_MIN_TOKENS", 8)
+    monkeypatch.setattr("worker.engine.step.WRITE_BACK_COPY_MIN_TOKENS", 6)
     monkeypatch.setattr("worker.engine.engine.long_attention", lambda *given: True)
 
 
