@@ -366,6 +366,7 @@ class Engine:
             self.turns.predicted_s, self.turns.measured_s, self.headroom_bytes, *self.headroom.figures(),
             len(scheduler.shared), scheduler.shared.members, self.spared_bytes,
             *(self.drafts.counts if self.drafts is not None else (0, 0, 0)), scheduler.held_up,
+            self.turns.rates.link_bytes_s if self.device.kind == "cuda" and self.host is not None else 0.0,
         )  # fmt: skip
 
     # -- start and end --------------------------------------------------------------------------------------------
