@@ -37,10 +37,11 @@ BENCHES = (("ring.commands", "register_bench"), ("worker.engine_bench_commands",
 def register(app: typer.Typer) -> None:
     """Add this room's commands to ``app``."""
     app.command("worker")(worker)
-    from worker import model_commands, selfcheck_commands
+    from worker import doctor_commands, model_commands, selfcheck_commands
 
     model_commands.register(app)
     selfcheck_commands.register(app)
+    doctor_commands.register(app)
     bench = _bench_of(app)
     for module, function in BENCHES:
         if importlib.util.find_spec(module) is None:
