@@ -18,6 +18,8 @@ HOST_VARIABLE = "HAULIER_METRICS_HOST"
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """From a small model's decode step to the prefill of a long history over a slow link."""
 OUTCOMES = ("completed", "failed", "cancelled", "expired")
+GONE = ("silence", "unsendable", "fault")
+"""How a session may be declared gone while it held work, its worker's own farewell apart."""
 
 
 class Metrics:
@@ -57,6 +59,8 @@ class Metrics:
         self.wal_bytes = self._gauge("wal_bytes", "Size of the store's write-ahead log", "store")
         for outcome in OUTCOMES:  # a family with labels shows nothing until one is used: 0 is news, absence is not
             self.lines.labels(outcome=outcome)
+        for reason in GONE:
+            self.sessions_gone_working.labels(reason=reason)
 
     def _declare_engine(self) -> None:
         """What the engine measures of itself: H1 to H6, A3, A4, A7, L4, Q4."""
