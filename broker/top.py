@@ -111,16 +111,17 @@ def _jobs(jobs: Sequence[messages.JobInfo], width: int) -> list[str]:
         done = f"{job.completed + job.failed}/{job.total}"
         rows.append((
             job.job[:ID_CHARS], job.status, done, str(job.failed), str(job.running), str(job.waiting),
-            _short_rate(job.lines_s) if job.status not in ENDED else "-", "-" if left is None else duration(left),
+            short_rate(job), "-" if left is None else duration(left),
             job.name,
         ))  # fmt: skip
     return aligned(rows)
 
 
-def _short_rate(lines_s: float) -> str:
-    if not lines_s:
+def short_rate(job: messages.JobInfo) -> str:
+    """Lines a second or a minute; ``-`` where none end."""
+    if not job.lines_s:
         return "-"
-    return f"{lines_s:.1f}/s" if lines_s >= 1 else f"{lines_s * 60:.1f}/min"
+    return f"{job.lines_s:.1f}/s" if job.lines_s >= 1 else f"{job.lines_s * 60:.1f}/min"
 
 
 def _workers(workers: Sequence[messages.WorkerInfo], width: int) -> list[str]:

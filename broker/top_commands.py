@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import sys
 from datetime import datetime
@@ -16,8 +15,7 @@ from rich.text import Text
 from broker import client as fleet
 from broker import top as view
 from broker.asking import Broker, Insecure, Json, Keys, Timeout, asking, print_json
-from broker.client_rules import ENDED
-from common import messages
+from broker.looking import look
 from common.errors import UsageError
 
 SCREEN = (80, 24)
@@ -51,15 +49,6 @@ def top(
             while True:
                 typer.echo("\n".join([*_stamped(look(client), _columns()), ""]))
                 client.sleep(every)
-
-
-def look(client: fleet.Asker) -> view.Seen:
-    """What there is to see now: all open jobs, and of the newest ones a few that have ended."""
-    found = list(fleet.jobs(client, open_only=True))
-    newest = client.ask(messages.AskJobs(0, 0), messages.Jobs).jobs
-    ended = itertools.islice((job for job in newest if job.status in ENDED), view.ENDED_SHOWN_COUNT)
-    workers = client.ask(messages.AskWorkers(0), messages.Workers).workers
-    return view.Seen((*found, *ended), workers)
 
 
 def _live(client: fleet.Client, every: float) -> None:

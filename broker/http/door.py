@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.http.bearer import LOCAL, Bearer
 from broker.http.faults import ApiFault, BrokerFailure
+from broker.http.visits import Visits
 from common import limits
 from common.errors import HaulierError, PeerFault, RefusedError, UnreachableError
 
@@ -25,14 +26,22 @@ log = structlog.get_logger(room="broker.http.door")
 TENANT = "haulier.tenant"
 """Where the scope of a request says whose it is."""
 OPEN_PATHS = ("/healthz",)
+FLEET, LOGIN, LOGOUT = "/fleet", "/fleet/login", "/fleet/logout"
+PAGE_PATHS = ("/", FLEET, LOGIN, LOGOUT)
+"""What people open with a browser: with keys, a cookie says who they are, and opens nothing else."""
+VISITOR = " visitor"
+"""Who has not logged in there; no tenant's name has a blank."""
 _LOOPBACK = re.compile(r"(?:127(?:\.\d{1,3}){3}|localhost|\[::1\])(?::\d{1,5})?", re.IGNORECASE)
 
 
 class Door:
     """Around an application. ``bearer`` is None on loopback without keys: then no web page is let in."""
 
-    def __init__(self, app: ASGIApp, bearer: Bearer | None, silence_s: float = limits.HTTP_SILENCE_S) -> None:
-        self._app, self._bearer, self._silence_s = app, bearer, silence_s
+    def __init__(
+        self, app: ASGIApp, bearer: Bearer | None, silence_s: float = limits.HTTP_SILENCE_S,
+        visits: Visits | None = None,
+    ) -> None:  # fmt: skip
+        self._app, self._bearer, self._silence_s, self._visits = app, bearer, silence_s, visits
         self._under_way: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +70,9 @@ class Door:
         """Whose request it is; it counts as under way from now on."""
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if scope["path"] in OPEN_PATHS:
-            tenant = " anybody"  # no tenant's name has a blank
+            tenant = " anybody"
+        elif self._visits is not None and scope["path"] in PAGE_PATHS and b"authorization" not in headers:
+            tenant = self._visits.tenant(headers.get(b"cookie", "")) or VISITOR
         elif self._bearer is not None:
             tenant = self._bearer.tenant(headers.get(b"authorization", ""))
         else:
