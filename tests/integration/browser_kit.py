@@ -41,7 +41,8 @@ class Browser:
         with (folder / "browser.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                 "--hide-scrollbars", "--no-first-run", "--remote-debugging-pipe", f"--user-data-dir={folder / 'profile'}", "about:blank"],
+                 "--hide-scrollbars", "--no-first-run", "--remote-debugging-pipe",
+                 f"--user-data-dir={folder / 'profile'}", "about:blank"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=move, pass_fds=(3, 4), close_fds=True,
             )  # fmt: skip
         os.close(commands)
