@@ -62,6 +62,12 @@ def broker(
     http_upload_mib: Annotated[
         int, typer.Option(help="Most of one uploaded file, MiB.", envvar="HAULIER_HTTP_UPLOAD_MIB")
     ] = 512,
+    http_cert: Annotated[
+        Path | None, typer.Option(help="Certificate and chain (PEM): HTTPS.", envvar="HAULIER_HTTP_CERT")
+    ] = None,
+    http_key: Annotated[
+        Path | None, typer.Option(help="The certificate's key (PEM).", envvar="HAULIER_HTTP_KEY")
+    ] = None,
 ) -> None:
     """Run the broker: takes jobs, gives their lines to workers, keeps what comes back."""
     found = endpoints(bind, "--bind")
@@ -76,7 +82,7 @@ def broker(
         grace,
         seconds(keep, "--keep"),
         standby,
-        HttpSettings(http, http_keys, http_upload_mib) if http else None,
+        HttpSettings(http, http_keys, http_upload_mib, http_cert, http_key) if http else None,
     )
     log.setup()
     follow_parent()

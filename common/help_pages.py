@@ -21,7 +21,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     KEPT: ("retain", "target_pages", "burst_pages", "retained", "headroom_gib", "headroom_reserve_gib"),
     SHARED: ("own_tokens", "shared_histories", "draft_tokens"),
     FORMS: ("cells", "series", "shared_tokens", "requests", "lengths", "answers"),
-    "HTTP": ("http", "http_keys", "http_upload_mib"),
+    "HTTP": ("http", "http_keys", "http_upload_mib", "http_cert", "http_key"),
     "Without a model": ("echo", "echo_delay_ms", "echo_witness"),
 }  # fmt: skip
 """Panel to names of parameters, in the order in which panels are shown behind the first one; the rest stay there."""

@@ -151,6 +151,10 @@ HTTP_FORM_MAX_BYTES = 64 * 1024
 """What an upload may have beside its file."""
 HTTP_DRAIN_MAX_BYTES = 64 * 1024 * 1024
 """Read and thrown away of a request that is refused: most clients read no answer before they have sent all."""
+HTTP_DRAIN_S = 10.0
+"""The same in time."""
+HTTP_HEAD_S = 15.0
+"""A connection that has sent no whole head of a request for so long is closed: idle ones keep nobody else out."""
 HTTP_FILE_NAME_MAX_CHARS = 255
 HTTP_METADATA_MAX_COUNT = 16
 HTTP_METADATA_NAME_MAX_CHARS = 64

@@ -106,6 +106,8 @@ def _read(path: Path) -> tuple[tuple[bytes, str], ...]:
         if len(words) != 2:  # the line itself is not shown: it may hold a key
             raise RefusedError(f"--http-keys {path} line {number} must be KEY TENANT, apart by a blank")
         key, tenant = words
+        if not key.isascii():
+            raise RefusedError(f"--http-keys {path} line {number}: a key of other than ASCII cannot travel in a header")
         if not is_name(tenant) or tenant.startswith(FIRST_NAME):
             raise RefusedError(
                 f"--http-keys {path} line {number}: the tenant {tenant!r} must be letters, digits, - and _, at most "

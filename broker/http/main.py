@@ -18,6 +18,7 @@ from broker.http.bearer import Bearer
 from broker.http.carrier import Carrier
 from broker.http.door import Door
 from broker.http.fleet import Fleet
+from broker.http.head import BoundedHead
 from broker.http.plan import Plan, read
 from broker.http.shelf import Shelf
 from broker.http.visits import Visits
@@ -46,9 +47,9 @@ def serve(plan: Plan) -> None:
     api = Api(shelf, fleet, carrier, clock, plan.upload_bytes, state / PULSE_NAME, visits)
     config = uvicorn.Config(
         Door(api.app(), bearer, visits=visits),
-        http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
+        http=BoundedHead, ws="none", lifespan="off", log_config=None, access_log=False,
         server_header=False, limit_concurrency=limits.HTTP_CONNECTIONS_MAX_COUNT, timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(limits.HTTP_STOP_S),
+        timeout_graceful_shutdown=int(limits.HTTP_STOP_S), ssl_certfile=plan.cert or None, ssl_keyfile=plan.key or None,
     )  # fmt: skip
     carrier.start()
     try:

@@ -322,3 +322,40 @@ def test_without_keys_loopback_sees_the_page_and_other_names_do_not(tmp_path: Pa
         assert (await headers_of(door, scope("/fleet", origin="http://evil.example")))[0] == 403
 
     asyncio.run(run())
+
+
+def test_who_is_refused_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then, for ever: the refusal goes out all the same, and the connection is to end."""
+    monkeypatch.setattr(limits, "HTTP_DRAIN_S", 0.1)
+    path = tmp_path / "keys"
+    path.write_text("k1 alice\n")
+
+    async def run() -> None:
+        async def drips() -> dict[str, Any]:
+            await asyncio.sleep(0.01)
+            return {"type": "http.request", "body": b"x", "more_body": True}
+
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await asyncio.wait_for(Door(JSONResponse({}), Bearer(path))(scope(method="POST"), drips, send), 30)
+        assert sent[0]["status"] == 401
+        assert (b"connection", b"close") in sent[0]["headers"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (BrokerFailure("store_full", "x", 4), 507), (BrokerFailure("disk", "x", 4), 507),
+        (BrokerFailure("busy", "x", 3), 503), (BrokerFailure("no_job", "x", 4), 404),
+        (BrokerFailure("job_open", "x", 4), 409), (UnreachableError("x"), 503), (StoppingError("x"), 503),
+        (OSError(28, "No space left on device"), 507), (OSError(5, "Input/output error"), 500),
+    ],
+)  # fmt: skip
+def test_a_failure_that_may_pass_is_none_of_the_requests(error: Exception, status: int) -> None:
+    """Clients try again on 5xx; 409 says that the request itself cannot be met."""
+    assert fault_of(error).status == status
