@@ -287,6 +287,30 @@ def test_a_batch_whose_time_is_over_expires_with_every_line_accounted_for(web: W
     assert web.ended(alice, long.id).status == "completed"
 
 
+def test_a_cancel_at_any_moment_leaves_every_line_accounted_for(web: Web) -> None:
+    """Before the broker has it, while it runs, while its files are made, after its end: it ends whole."""
+    web.broker()
+    web.fleet.worker(delay_ms=5)
+    alice = web.client()
+    file = upload(alice, jsonl(8))
+    states, refused = set(), 0
+    for number in range(28):
+        batch = create(alice, file)
+        time.sleep(0.15 * (number % 14))
+        try:
+            assert alice.batches.cancel(batch.id).status in ("cancelling", "cancelled", "finalizing", "completed")
+        except openai.ConflictError:
+            refused += 1
+        ended = web.ended(alice, batch.id)
+        states.add(ended.status)
+        lines = lines_of(alice, ended.output_file_id) + lines_of(alice, ended.error_file_id)
+        begun = ended.request_counts is not None and ended.request_counts.total
+        assert len(lines) == (8 if begun else 0), ended
+        assert len({line["custom_id"] for line in lines}) == len(lines)
+    assert states == {"cancelled", "completed"}  # control: both happened
+    assert refused
+
+
 # -- TLS ------------------------------------------------------------------------------------------------------------
 
 
