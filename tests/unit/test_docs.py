@@ -119,7 +119,7 @@ def measured() -> set[str]:
     """Every number in docs/figures."""
     found: set[str] = set()
     for path in (DOCS / "figures").glob("*.json"):
-        found |= {number for number in re.findall(r"\d+(?:\.\d+)?", path.read_text())}
+        found |= set(re.findall(r"\d+(?:\.\d+)?", path.read_text()))
         found |= {f"{float(number):g}" for number in re.findall(r"\d+\.0\b", path.read_text())}
     return found
 

@@ -222,8 +222,8 @@ def test_the_installed_command_tells_its_version_without_the_engine() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "place", "offered"),
-    [("haulier su", 1, ["submit"]), ("haulier fetch --par", 2, ["--partial"]), ("haulier bench ", 2, ["ring", "engine", "fleet"]),
-     ("haulier nothing-", 1, [])],
+    [("haulier su", 1, ["submit"]), ("haulier fetch --par", 2, ["--partial"]),
+     ("haulier bench ", 2, ["ring", "engine", "fleet"]), ("haulier nothing-", 1, [])],
 )  # fmt: skip
 def test_a_shell_completes_commands_and_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, place: int, offered: list[str]
