@@ -54,7 +54,7 @@ def submit(
         bool,
         typer.Option("--lenient", envvar="HAULIER_LENIENT", help="Run the good lines; bad ones become error lines."),
     ] = False,
-    priority: Annotated[int, typer.Option(envvar="HAULIER_PRIORITY", help="Higher runs first.")] = 0,
+    priority: Annotated[int, typer.Option(envvar="HAULIER_PRIORITY", help="Higher runs first, also negative.")] = 0,
     window: Annotated[
         str, typer.Option(envvar="HAULIER_WINDOW", help="Time the job may take, such as 24h; 0 for no limit.")
     ] = "0",

@@ -34,8 +34,9 @@ def doctor(
 ) -> None:
     """Say what of this machine suits haulier, what to change, what it would refuse.
 
-    Give it the settings that broker or worker shall have. Exit 0 when nothing would
-    make haulier refuse, else 4. It writes a little into --state, and deletes it.
+    Give it the settings that broker or worker shall have.
+    Exit 4 when something would make haulier refuse, else 0.
+    It writes a little into --state, and deletes it again.
     """
     if device != "cpu" and not (device.partition(":")[0] == "cuda" and device[5:].isdecimal()):
         raise UsageError(f"--device {device!r} is not cpu or cuda:N")
