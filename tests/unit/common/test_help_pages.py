@@ -61,7 +61,7 @@ def test_every_name_in_a_panel_is_a_parameter() -> None:
 
 
 def test_every_command_has_its_place_on_the_first_page() -> None:
-    """In one panel, in the order that is declared; each says in its first line what it does. Control: none is missing."""
+    """In one panel, in the order that is declared; none is missing."""
     below = TREE[()].commands
     assert list(below) == [name for names in COMMANDS.values() for name in names]
     words = [sys.executable, "-m", "common.cli", "--help"]
