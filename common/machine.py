@@ -10,6 +10,10 @@ GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 """Where a container finds its own bound, in either form of control groups."""
 _USED = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 """Beside a bound: what counts against it."""
+CPU_QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
+"""Where a container finds its share of the processors, in either form of control groups."""
+NODES = Path("/sys/devices/system/node")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def memory_bytes(meminfo: Path = MEMINFO, groups: tuple[Path, ...] = GROUPS) -> int:
@@ -57,11 +61,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-CPU_QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
-"""Where a container finds its share of the processors, in either form of control groups."""
-NODES = Path("/sys/devices/system/node")
-
-
 def cores(quotas: tuple[Path, ...] = CPU_QUOTAS) -> float:
     """Processor cores that this process may use: those it may run on, or the container's share of time if less."""
     found = float(len(os.sched_getaffinity(0)))
@@ -87,7 +86,7 @@ def numa_nodes(nodes: Path = NODES) -> dict[int, frozenset[int]]:
     return found
 
 
-def device_node(bus_id: str, devices: Path = Path("/sys/bus/pci/devices")) -> int | None:
+def device_node(bus_id: str, devices: Path = PCI_DEVICES) -> int | None:
     """The memory node that a PCI device (``0000:1b:00.0``) is attached to; None where the system does not tell."""
     text = _text(devices / bus_id.lower() / "numa_node").strip()
     return int(text) if text.isdecimal() else None
