@@ -96,6 +96,9 @@ class HttpSettings:
     """A file of KEY TENANT lines."""
     upload_mib: int = 512
     """The most one uploaded file may have."""
+    cert: Path | None = None
+    key: Path | None = None
+    """PEM files for TLS: the certificate with its chain, and its key; both, or neither for plain HTTP."""
 
     def __post_init__(self) -> None:
         match = _HTTP_ADDRESS.fullmatch(self.address)
@@ -106,6 +109,9 @@ class HttpSettings:
         _need(
             self.keys is not None or _is_loopback(self.address),
             f"--http {self.address} would let anyone who reaches it in: give --http-keys FILE, or use 127.0.0.1",
+        )
+        _need(
+            (self.cert is None) == (self.key is None), "--http-cert and --http-key go together: give both, or neither"
         )
         _sized("--http-upload-mib", self.upload_mib, least=1, unit_bytes=1024**2)
 

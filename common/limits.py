@@ -151,6 +151,10 @@ HTTP_FORM_MAX_BYTES = 64 * 1024
 """What an upload may have beside its file."""
 HTTP_DRAIN_MAX_BYTES = 64 * 1024 * 1024
 """Read and thrown away of a request that is refused: most clients read no answer before they have sent all."""
+HTTP_DRAIN_S = 10.0
+"""The same in time."""
+HTTP_HEAD_S = 15.0
+"""A connection that has sent no whole head of a request for so long is closed: idle ones keep nobody else out."""
 HTTP_FILE_NAME_MAX_CHARS = 255
 HTTP_METADATA_MAX_COUNT = 16
 HTTP_METADATA_NAME_MAX_CHARS = 64
@@ -160,6 +164,13 @@ HTTP_WINDOW_MAX_S = 30 * 24 * 3600
 HTTP_LOOK_S = 1.0
 """Between two looks at open batches; more when there are many: at most so many looks a second."""
 HTTP_LOOKS_A_SECOND_MAX_COUNT = 20
+HTTP_VISIT_S = 12 * 3600.0
+"""How long who logged in at the page may look at it."""
+HTTP_VISITS_MAX_COUNT = 1_000
+HTTP_KEY_MAX_CHARS = 512
+"""Of what is typed into the login form."""
+HTTP_REFRESH_S = 5
+"""Between two looks of an open page."""
 HTTP_STOP_S = 2.0
 """What requests under way get to end when the server stops: well within the grace of a process without its parent."""
 

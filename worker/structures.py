@@ -253,3 +253,5 @@ class EngineFigures:
     drafts_taken: int = 0
     """Decode passes of a request each, tokens proposed in them, and taken."""
     held_up: HeldUp | None = None
+    link_bytes_s: float = 0.0
+    """What the link carries as far as it was measured; 0 where nothing was (a CPU, or nothing is staged)."""
