@@ -20,7 +20,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     ),
     KEPT: ("retain", "target_pages", "burst_pages", "retained", "headroom_gib", "headroom_reserve_gib"),
     SHARED: ("own_tokens", "shared_histories", "draft_tokens"),
-    FORMS: ("cells", "series", "shared_tokens", "requests", "lengths", "answers"),
+    FORMS: ("cells", "series", "shared_tokens", "requests", "lengths", "answers", "profile", "memory"),
     "HTTP": ("http", "http_keys", "http_upload_mib", "http_cert", "http_key"),
     "Without a model": ("echo", "echo_delay_ms", "echo_witness"),
 }  # fmt: skip

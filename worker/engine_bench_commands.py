@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -104,6 +105,10 @@ def bench_engine(
         bool, typer.Option("--series", help="Nothing kept, H1 alone, H2 alone and both, one after another.")
     ] = False,
     page_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Rows of a page.")] = 256,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Tell what steps spend time on; write a gzipped trace there.")
+    ] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Note device memory over time.")] = False,
     cells: Annotated[bool, typer.Option("--cells", help="The table of bits: contexts x lengths x routes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -165,6 +170,7 @@ def bench_engine(
             fill=fill, bits=bits, transformers=bool(compare), chunk_tokens=chunk_tokens, host_pool_gib=host_pool_gib,
             device_pages_gib=device_pages_gib, retained=retained, headroom_gib=headroom_gib,
             headroom_reserve_gib=headroom_reserve_gib, page_tokens=page_tokens, draft_tokens=draft_tokens,
+            profile=profile, memory=memory,
         )  # fmt: skip
         if series:
             _series(settings, as_json)

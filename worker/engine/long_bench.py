@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from common.config import GIB, EngineSettings
-from worker.engine.bench import fill_histories
 from worker.engine.device_use import device_bytes, device_name, versions
+from worker.engine.filling import fill_histories
 from worker.engine.fit import rounded_up
 from worker.engine.local import LocalEngine
 from worker.engine.model import LoadedModel
