@@ -73,6 +73,8 @@ def _info(store: Store, state: State, job: Job, request: int) -> messages.JobInf
 
 
 def _jobs(store: Store, state: State, query: Query, message: messages.AskJobs) -> messages.Jobs:
+    if message.open_only:
+        return _open_jobs(store, state, query, message)
     where, values = ("", ()) if query.admin else ("WHERE owner=?", (query.user,))
     rows = store.connection.execute(
         f"SELECT {','.join(JOB)} FROM jobs {where} ORDER BY number DESC LIMIT ? OFFSET ?",
@@ -81,6 +83,15 @@ def _jobs(store: Store, state: State, query: Query, message: messages.AskJobs) -
     page = [state.jobs.get(row[0]) or job_of(row) for row in rows[:JOBS_A_PAGE_COUNT]]
     infos = tuple(_info(store, state, job, message.request) for job in page)
     return messages.Jobs(message.request, infos, len(rows) > JOBS_A_PAGE_COUNT)
+
+
+def _open_jobs(store: Store, state: State, query: Query, message: messages.AskJobs) -> messages.Jobs:
+    """Those in memory: however many have ended, they are not gone through."""
+    seen = [job for job in state.jobs.values() if jobs.may_see(job.owner, query)]
+    seen.sort(key=lambda job: job.number, reverse=True)
+    page = seen[message.offset : message.offset + JOBS_A_PAGE_COUNT]
+    infos = tuple(_info(store, state, job, message.request) for job in page)
+    return messages.Jobs(message.request, infos, message.offset + len(page) < len(seen))
 
 
 def _problems(store: Store, job: Job, message: messages.AskProblems) -> messages.Problems:
@@ -99,7 +110,8 @@ def _worker(session: Session, mono: float) -> messages.WorkerInfo:
         session.worker, session.fence.worker_incarnation, session.fence.epoch,
         "draining" if session.draining else session.phase, session.models, session.concurrency,
         max(0, session.credit_lines), len(session.running), len(session.lines), session.steps, session.tokens,
-        max(0.0, mono - session.heard_at), session.ring,
+        max(0.0, mono - session.heard_at), session.ring, max(0, session.credit_bytes), session.engine,
+        session.tokens_pace.a_second, session.staged_pace.a_second, session.waits.partition(":")[0],
     )  # fmt: skip
 
 

@@ -328,11 +328,11 @@ def problems(client: Asker, job: str) -> Iterator[messages.Problem]:
             return
 
 
-def jobs(client: Client) -> Iterator[messages.JobInfo]:
-    """Every job that this key may see, newest first."""
+def jobs(client: Asker, open_only: bool = False) -> Iterator[messages.JobInfo]:
+    """Every job that this key may see, or those that have not ended, newest first."""
     offset = 0
     while True:
-        page = client.ask(messages.AskJobs(0, offset), messages.Jobs)
+        page = client.ask(messages.AskJobs(0, offset, open_only), messages.Jobs)
         yield from page.jobs
         offset += len(page.jobs)
         if not page.more or not page.jobs:

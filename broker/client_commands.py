@@ -1,4 +1,4 @@
-"""shell: the client's sub-commands: submit, jobs, status, watch, fetch, cancel, audit, workers. Decides nothing itself.
+"""shell: the client's sub-commands: submit, jobs, status, watch, fetch, cancel, audit, workers. Decides nothing.
 
 Results go to standard output, everything else to stderr. Exit codes: those of ``broker.client_rules`` and
 ``common.errors``; Ctrl-C is 130 and leaves the job running.
@@ -15,12 +15,13 @@ import typer
 
 from broker import client as fleet
 from broker import client_rules as rules
+from broker.asking import Broker, Insecure, Json, Keys, Timeout, asking, print_json
 from broker.outfile import commit_all, outputs
 from broker.run import run_command
 from broker.show import Show, show
-from common import keys as key_files
+from broker.top_commands import top
 from common import messages
-from common.config import ClientSettings, KeySettings, endpoints, seconds
+from common.config import seconds
 from common.errors import HaulierError, NotFinishedError, RefusedError, UsageError
 from common.ids import new_id
 from common.printable import printable
@@ -30,24 +31,12 @@ POLL_S = 0.5
 PROBLEMS_SHOWN_MAX_COUNT = 20
 """Bad lines printed when the job runs without them; all of them are in the error file and in --json."""
 
-Broker = Annotated[
-    str,
-    typer.Option(
-        "--broker", envvar="HAULIER_BROKER", help="Where the broker listens: tcp://HOST:PORT, several by commas."
-    ),
-]
-Keys = Annotated[Path | None, typer.Option("--keys", envvar="HAULIER_KEYS", help="Folder of the client's keys.")]
-Insecure = Annotated[bool, typer.Option("--insecure", envvar="HAULIER_INSECURE", help="Speak without keys.")]
-Timeout = Annotated[
-    float, typer.Option("--timeout", envvar="HAULIER_TIMEOUT", help="Seconds without any answer before giving up.")
-]
-Json = Annotated[bool, typer.Option("--json", envvar="HAULIER_JSON", help="Print JSON on standard output.")]
 Job = Annotated[str, typer.Argument(metavar="JOB", envvar="HAULIER_JOB", help="The job's id, as submit printed it.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the client's sub-commands to ``app``."""
-    for command in (submit, jobs, status, watch, fetch, cancel, delete, audit, explain, workers):
+    for command in (submit, jobs, status, watch, fetch, cancel, delete, audit, explain, workers, top):
         app.command()(command)
     app.command("run")(run_command)
 
@@ -65,7 +54,7 @@ def submit(
         bool,
         typer.Option("--lenient", envvar="HAULIER_LENIENT", help="Run the good lines; bad ones become error lines."),
     ] = False,
-    priority: Annotated[int, typer.Option(envvar="HAULIER_PRIORITY", help="Higher runs first.")] = 0,
+    priority: Annotated[int, typer.Option(envvar="HAULIER_PRIORITY", help="Higher runs first, also negative.")] = 0,
     window: Annotated[
         str, typer.Option(envvar="HAULIER_WINDOW", help="Time the job may take, such as 24h; 0 for no limit.")
     ] = "0",
@@ -82,7 +71,7 @@ def submit(
         job, rules.job_name(file.name, name), lenient, _priority(priority), seconds(window, "--window"), model
     )
     fleet.check_input(file)
-    with _asking(broker, keys, insecure, timeout) as client, show() as bar:
+    with asking(broker, keys, insecure, timeout) as client, show() as bar:
         try:
             bar.phase("hashing", unit="bytes")
             source = fleet.hash_file(file, bar.update)
@@ -99,7 +88,7 @@ def submit(
             bar.say(f"stopped here; what the broker has of {job} stays there: see haulier status {job}")
             raise typer.Exit(INTERRUPTED) from None
         if as_json:
-            _print_json({**rules.as_json(info), "bad_lines": [rules.as_json(problem) for problem in found]})
+            print_json({**rules.as_json(info), "bad_lines": [rules.as_json(problem) for problem in found]})
         _tell_problems(info, found, bar, as_json)
     if info.status == "failed":
         raise RefusedError(_failed_words(info, lenient))
@@ -111,7 +100,7 @@ def jobs(
     broker: Broker = "", keys: Keys = None, insecure: Insecure = False, timeout: Timeout = 30.0, as_json: Json = False
 ) -> None:
     """List the jobs that your key may see, newest first."""
-    with _asking(broker, keys, insecure, timeout) as client:
+    with asking(broker, keys, insecure, timeout) as client:
         found = list(fleet.jobs(client))
     _print_all(found, rules.jobs_table(found), "jobs", as_json)
 
@@ -120,7 +109,7 @@ def workers(
     broker: Broker = "", keys: Keys = None, insecure: Insecure = False, timeout: Timeout = 30.0, as_json: Json = False
 ) -> None:
     """List the workers that are logged in, and what each one does."""
-    with _asking(broker, keys, insecure, timeout) as client:
+    with asking(broker, keys, insecure, timeout) as client:
         found = client.ask(messages.AskWorkers(0), messages.Workers).workers
     _print_all(found, rules.workers_table(found), "workers", as_json)
 
@@ -138,11 +127,11 @@ def status(
 ) -> None:
     """Say how far a job is, and every bad line of its input."""
     job = rules.checked_job(job)
-    with _asking(broker, keys, insecure, timeout) as client:
+    with asking(broker, keys, insecure, timeout) as client:
         info = client.ask(messages.AskStatus(0, job), messages.JobInfo)
         found = list(fleet.problems(client, job)) if info.problems else []
     if as_json:
-        _print_json({**rules.as_json(info), "bad_lines": [rules.as_json(problem) for problem in found]})
+        print_json({**rules.as_json(info), "bad_lines": [rules.as_json(problem) for problem in found]})
     else:
         typer.echo(rules.sentence(info))
         for problem in found:
@@ -161,7 +150,7 @@ def watch(
 ) -> None:
     """Follow a job to its end. Ctrl-C leaves it running. With --json, one object for each change."""
     job = rules.checked_job(job)
-    with _asking(broker, keys, insecure, timeout) as client, show() as bar:
+    with asking(broker, keys, insecure, timeout) as client, show() as bar:
         try:
             info = _watched(client, job, bar, as_json)
             failed = "" if as_json else _failed(client, info)
@@ -205,7 +194,7 @@ def fetch(
     if as_json and output == "-":
         raise UsageError("--json and -o - both print; name a file for one of them")
     with (
-        _asking(broker, keys, insecure, timeout) as client,
+        asking(broker, keys, insecure, timeout) as client,
         outputs(output, error) as (first, second),
         show(bars=output != "-") as bar,
     ):
@@ -225,7 +214,7 @@ def fetch(
         commit_all(first, second)
         if as_json:
             counts = {"output_lines": done.lines, "error_lines": failed.lines}
-            _print_json({**rules.as_json(info), **counts, "output": output, "error": error})
+            print_json({**rules.as_json(info), **counts, "output": output, "error": error})
         else:
             where = "standard output" if output == "-" else output
             where = where if error is None or not failed.lines else f"{where} and {error}"
@@ -243,9 +232,9 @@ def cancel(
 ) -> None:
     """Stop a job. Lines that are finished stay; each of the others ends as an error line."""
     job = rules.checked_job(job)
-    with _asking(broker, keys, insecure, timeout) as client:
+    with asking(broker, keys, insecure, timeout) as client:
         info = client.ask(messages.CancelJob(0, job), messages.JobInfo)
-    _print_json(rules.as_json(info)) if as_json else typer.echo(rules.sentence(info))
+    print_json(rules.as_json(info)) if as_json else typer.echo(rules.sentence(info))
 
 
 def delete(
@@ -258,7 +247,7 @@ def delete(
 ) -> None:
     """Forget an ended job with all its lines. Fetch what you want to keep first."""
     job = rules.checked_job(job)
-    with _asking(broker, keys, insecure, timeout) as client:
+    with asking(broker, keys, insecure, timeout) as client:
         gone = client.ask(messages.DeleteJob(0, job), messages.Deleted)
     typer.echo(json.dumps(rules.as_json(gone)) if as_json else f"{job} deleted: {rules.plural(gone.lines, 'line')}")
 
@@ -273,11 +262,11 @@ def audit(
 ) -> None:
     """Prove from the broker's store that every line of a job ended exactly once, and count wasted work."""
     job = rules.checked_job(job)
-    with _asking(broker, keys, insecure, timeout) as client:
+    with asking(broker, keys, insecure, timeout) as client:
         info = client.ask(messages.AskStatus(0, job), messages.JobInfo)
         found = client.ask(messages.AskAudit(0, job), messages.Audit)
     if as_json:
-        _print_json({**rules.as_json(found), "status": info.status})
+        print_json({**rules.as_json(found), "status": info.status})
     else:
         typer.echo("\n".join(rules.audit_text(found)))
     if not found.holds:
@@ -299,19 +288,12 @@ def explain(
 ) -> None:
     """Tell what became of a job, or of one of its lines: where it ran, what it waited for, how each attempt ended."""
     job = rules.checked_job(job)
-    with _asking(broker, keys, insecure, timeout) as client:
+    with asking(broker, keys, insecure, timeout) as client:
         found = client.ask(messages.Explain(0, job, custom_id), messages.Explained)
-    _print_json(rules.as_json(found)) if as_json else typer.echo("\n".join(map(printable, found.told)))
+    print_json(rules.as_json(found)) if as_json else typer.echo("\n".join(map(printable, found.told)))
 
 
 # ----------------------------------------------------------------------------------------------------------- helpers
-
-
-def _asking(broker: str, keys: Path | None, insecure: bool, timeout: float) -> fleet.Client:
-    if keys is not None and not insecure and (exposed := key_files.exposed(keys)):
-        typer.echo(f"haulier: warning: {exposed}", err=True)
-    brokers = endpoints(broker) if broker else ()
-    return fleet.Client(ClientSettings(brokers, KeySettings(keys, insecure), timeout))
 
 
 def _priority(value: int) -> int:
@@ -339,7 +321,7 @@ def _watched(client: fleet.Client, job: str, bar: Show, as_json: bool = False) -
     for info in fleet.follow(client, job, POLL_S):
         if as_json and (now := rules.as_json(info)) != last:
             last = now
-            _print_json(now)
+            print_json(now)
         if phase != info.status:
             phase = info.status
             bar.phase(phase.replace("_", " "), info.total)
@@ -382,12 +364,8 @@ def _end(info: messages.JobInfo, failed: str, quiet: bool) -> None:
     raise typer.Exit(rules.job_exit_code(info))
 
 
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value))
-
-
 def _print_all(found: Iterable[Any], table: Iterable[str], name: str, as_json: bool) -> None:
     if as_json:
-        _print_json({name: [rules.as_json(one) for one in found]})
+        print_json({name: [rules.as_json(one) for one in found]})
     else:
         typer.echo("\n".join(table))

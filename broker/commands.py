@@ -30,17 +30,20 @@ def register(app: typer.Typer) -> None:
 def broker(
     state: Annotated[Path, typer.Option(help="Folder of jobs and results.", envvar="HAULIER_STATE")],
     bind: Annotated[str, typer.Option(help="Address to listen at.", envvar="HAULIER_BIND")] = "tcp://127.0.0.1:7700",
-    keys: Annotated[Path | None, typer.Option(help="Folder of keys.", envvar="HAULIER_KEYS")] = None,
+    keys: Annotated[Path | None, typer.Option(help="Key folder (haulier keys init).", envvar="HAULIER_KEYS")] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let anyone in, without keys.", envvar="HAULIER_INSECURE")
     ] = False,
     force_insecure: Annotated[
-        bool, typer.Option("--force-insecure", help="Even beyond this machine.", envvar="HAULIER_FORCE_INSECURE")
+        bool,
+        typer.Option("--force-insecure", help="Allow --insecure beyond loopback.", envvar="HAULIER_FORCE_INSECURE"),
     ] = False,
     disk_reserve_gib: Annotated[
         float, typer.Option(help="Disk kept for results, GiB.", envvar="HAULIER_DISK_RESERVE_GIB")
     ] = 1.0,
-    metrics_port: Annotated[int, typer.Option(help="Port for metrics; 0 for none.", envvar="HAULIER_METRICS_PORT")] = 0,
+    metrics_port: Annotated[
+        int, typer.Option(help="Serve metrics there; 0 for no port.", envvar="HAULIER_METRICS_PORT")
+    ] = 0,
     grace: Annotated[
         float, typer.Option(help="Seconds workers have to claim lines after a restart.", envvar="HAULIER_GRACE")
     ] = 30.0,
@@ -54,14 +57,23 @@ def broker(
         ),
     ] = False,
     http: Annotated[
-        str, typer.Option(help="Serve OpenAI's files and batches at HOST:PORT.", envvar="HAULIER_HTTP")
+        str, typer.Option(help="HOST:PORT for OpenAI's files and batches, and a page at /fleet.", envvar="HAULIER_HTTP")
     ] = "",
     http_keys: Annotated[
-        Path | None, typer.Option(help="File of KEY TENANT lines: who is let in there.", envvar="HAULIER_HTTP_KEYS")
+        Path | None,
+        typer.Option(
+            help="File of KEY TENANT lines: who is let in; needed beyond loopback.", envvar="HAULIER_HTTP_KEYS"
+        ),
     ] = None,
     http_upload_mib: Annotated[
         int, typer.Option(help="Most of one uploaded file, MiB.", envvar="HAULIER_HTTP_UPLOAD_MIB")
     ] = 512,
+    http_cert: Annotated[
+        Path | None, typer.Option(help="Certificate and chain (PEM): HTTPS.", envvar="HAULIER_HTTP_CERT")
+    ] = None,
+    http_key: Annotated[
+        Path | None, typer.Option(help="The certificate's key (PEM).", envvar="HAULIER_HTTP_KEY")
+    ] = None,
 ) -> None:
     """Run the broker: takes jobs, gives their lines to workers, keeps what comes back."""
     found = endpoints(bind, "--bind")
@@ -76,7 +88,7 @@ def broker(
         grace,
         seconds(keep, "--keep"),
         standby,
-        HttpSettings(http, http_keys, http_upload_mib) if http else None,
+        HttpSettings(http, http_keys, http_upload_mib, http_cert, http_key) if http else None,
     )
     log.setup()
     follow_parent()

@@ -150,7 +150,7 @@ def _does(session: Session, ref: LineRef, mono: float) -> str:
     running = plural(len(session.running), "line")
     return (
         f"{session.worker} said {max(0.0, mono - session.told_at):.1f} s ago: {session.phase}, step {session.steps}, "
-        f"{session.rate:.1f} tokens/s, {running} running, {len(session.lines)} held; {line}"
+        f"{session.tokens_pace.a_second:.1f} tokens/s, {running} running, {len(session.lines)} held; {line}"
     )
 
 

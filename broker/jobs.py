@@ -308,6 +308,8 @@ def watch_clock(state: State, now: Now, step: Step) -> None:
 def tick(state: State, now: Now, step: Step) -> None:
     """Deadlines, jobs that are through, and the rows of jobs that changed."""
     for job in list(state.jobs.values()):
+        if job.status == "in_progress":
+            job.pace.see(job.completed + job.failed, now.mono)
         if job.deadline and now.mono >= job.deadline and job.status not in ENDS_LINES:
             end(state, job, "expire", f"its window of {job.window_s} s ended", now, step)
         elif job.status == "receiving" and now.mono - job.heard_at >= limits.UPLOAD_PATIENCE_S:
@@ -361,5 +363,5 @@ def info(job: Job, request: int, wasted: int, reason: str) -> messages.JobInfo:
         request, job.id, job.name, SHOWN.get(job.status, job.status), job.total, job.completed, job.failed,
         len(job.assigned), job.waiting if done else 0, wasted, job.prompt_tokens, job.completion_tokens,
         job.created_at, job.started_at, job.ended_at, job.problems, (reason or job.reason)[: limits.REASON_MAX_CHARS],
-        job.lines_read, job.expires_at,
+        job.lines_read, job.expires_at, job.pace.a_second if job.status == "in_progress" else 0.0,
     )  # fmt: skip

@@ -216,10 +216,10 @@ def beat(session: Session, message: messages.WorkerBeat, now: Now) -> None:
     if message.phase not in PHASES:
         raise PeerFault("bad_phase", f"a worker is {', '.join(PHASES)}, not {message.phase[:40]!r}")
     session.phase = message.phase
-    elapsed = now.mono - session.told_at
-    if session.told_at and elapsed > 0:
-        session.rate = max(0, message.tokens - session.tokens) / elapsed
     session.told_at = now.mono
+    session.tokens_pace.see(message.tokens, now.mono)
+    session.staged_pace.see(message.engine.staged_bytes, now.mono)
+    session.engine = message.engine
     session.steps, session.tokens, session.ring = message.steps, message.tokens, message.ring
     session.concurrency = message.concurrency
     session.running = frozenset(message.running)

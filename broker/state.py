@@ -10,9 +10,10 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from broker.pace import JOB_S, WORKER_S, Pace
 from common.errors import InvariantError
 from common.ids import LineId
-from common.messages import Fence, HeldLine, Hello, LineRef, ModelInfo, Result, RingReport, Welcome
+from common.messages import EngineReport, Fence, HeldLine, Hello, LineRef, ModelInfo, Result, RingReport, Welcome
 
 OPEN = ("receiving", "validating", "in_progress", "cancelling", "expiring")
 CLOSED = ("completed", "failed", "cancelled", "expired")
@@ -164,6 +165,8 @@ class Job:
     dirty: bool = False
     url: str = ""
     """What every line's ``url`` must be; empty for any."""
+    pace: Pace = field(default_factory=lambda: Pace(JOB_S))
+    """Of lines that end."""
 
     @property
     def is_open(self) -> bool:
@@ -227,8 +230,10 @@ class Session:
     """When its last beat came, monotonic seconds; 0 for never."""
     steps: int = 0
     tokens: int = 0
-    rate: float = 0.0
-    """Tokens a second between its last two beats."""
+    tokens_pace: Pace = field(default_factory=lambda: Pace(WORKER_S))
+    staged_pace: Pace = field(default_factory=lambda: Pace(WORKER_S))
+    """Of the tokens and the staged bytes in its beats."""
+    engine: EngineReport = field(default_factory=EngineReport)
     ring: RingReport = field(default_factory=RingReport)
     head: LineRef | None = None
     waits: str = ""

@@ -177,8 +177,8 @@ _SCALARS: dict[Any, Callable[[str], Decode]] = {
     bytes: _blob,
 }
 _VALUES = (
-    messages.Fence, messages.LineRef, messages.ModelInfo, messages.RingReport, messages.HeldLine, messages.Verdict,
-    messages.BatchLine, messages.Result, messages.Problem, messages.WorkerInfo,
+    messages.Fence, messages.LineRef, messages.ModelInfo, messages.RingReport, messages.EngineReport, messages.HeldLine,
+    messages.Verdict, messages.BatchLine, messages.Result, messages.Problem, messages.WorkerInfo,
 )  # fmt: skip
 _NAMES: dict[type, tuple[str, ...]] = {
     cls: tuple(typing.get_type_hints(cls)) for cls in (*messages.FLEET, *messages.CLIENT, *_VALUES)

@@ -96,6 +96,9 @@ class HttpSettings:
     """A file of KEY TENANT lines."""
     upload_mib: int = 512
     """The most one uploaded file may have."""
+    cert: Path | None = None
+    key: Path | None = None
+    """PEM files for TLS: the certificate with its chain, and its key; both, or neither for plain HTTP."""
 
     def __post_init__(self) -> None:
         match = _HTTP_ADDRESS.fullmatch(self.address)
@@ -106,6 +109,9 @@ class HttpSettings:
         _need(
             self.keys is not None or _is_loopback(self.address),
             f"--http {self.address} would let anyone who reaches it in: give --http-keys FILE, or use 127.0.0.1",
+        )
+        _need(
+            (self.cert is None) == (self.key is None), "--http-cert and --http-key go together: give both, or neither"
         )
         _sized("--http-upload-mib", self.upload_mib, least=1, unit_bytes=1024**2)
 
@@ -165,7 +171,8 @@ class EngineSettings:
     threads: int = 0
     """Processor threads of the engine's arithmetic with ``--device cpu``; 0 for half the cores."""
     retain: str = "on"
-    """Whether history is kept in device pages that the staging slots leave (H1)."""
+    """Whether history is kept in device pages that the staging slots leave (H1); ``whole``: there are none, and a
+    request runs only with its whole history in device pages, one after another if need be."""
     target_pages: int = 0
     """Device pages a context holds by right (A2); 0 shares the pool out equally."""
     burst_pages: int = 0
@@ -208,7 +215,12 @@ class EngineSettings:
         _counted("--page-tokens", self.page_tokens, 1)
         _counted("--chunk-tokens", self.chunk_tokens, 1)
         _sized("--slot-gib", self.slot_gib)
-        _need(self.retain in ("on", "off"), f"--retain {self.retain!r} is neither on nor off")
+        _need(self.retain in ("on", "off", "whole"), f"--retain {self.retain!r} is none of on, off, whole")
+        _need(
+            self.retain != "whole" or (not self.slot_gib and not self.target_pages and self.headroom_gib == "0"),
+            "--retain whole keeps all history of running requests in device pages: leave out --slot-gib, "
+            "--target-pages and --headroom-gib",
+        )
         _need(
             self.target_pages == 0 or 2 <= self.target_pages <= limits.ENGINE_MAX_COUNT,
             f"--target-pages {self.target_pages} must be 0 (equal shares), or 2 (the floor) or more, "

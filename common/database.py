@@ -103,12 +103,16 @@ def is_full(error: sqlite3.Error, folder: Path) -> bool:
 def refuse_unsafe(folder: Path, what: str) -> None:
     """Make ``folder`` if absent; raise ``RefusedError`` if its file system cannot keep a WAL database safe."""
     made(folder, what)
-    kind = filesystem(folder)
-    if kind in UNSAFE and os.environ.get(ALLOW_UNSAFE) != "1":
+    if is_unsafe(folder):
         raise RefusedError(
-            f"{folder} lies on {kind}, where SQLite's write-ahead log is known to break; put --state on a local disk "
-            f"or a named volume ({ALLOW_UNSAFE}=1 overrides this at your own risk)"
+            f"{folder} lies on {filesystem(folder)}, where SQLite's write-ahead log is known to break; put --state on "
+            f"a local disk or a named volume ({ALLOW_UNSAFE}=1 overrides this at your own risk)"
         )
+
+
+def is_unsafe(folder: Path) -> bool:
+    """Whether the file system of ``folder`` breaks a write-ahead log, and nobody said to go on all the same."""
+    return filesystem(folder) in UNSAFE and os.environ.get(ALLOW_UNSAFE) != "1"
 
 
 def filesystem(folder: Path) -> str:

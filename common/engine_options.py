@@ -17,7 +17,9 @@ DEFAULTS = EngineSettings(model="any")
 Retain = Annotated[
     str,
     typer.Option(
-        "--retain", envvar="HAULIER_RETAIN", help="on keeps history in device pages that the slots leave, or off."
+        "--retain",
+        envvar="HAULIER_RETAIN",
+        help="History in device pages: on: what the slots leave; whole: all of it, or a request waits; off.",
     ),
 ]
 TargetPages = Annotated[

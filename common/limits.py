@@ -151,6 +151,10 @@ HTTP_FORM_MAX_BYTES = 64 * 1024
 """What an upload may have beside its file."""
 HTTP_DRAIN_MAX_BYTES = 64 * 1024 * 1024
 """Read and thrown away of a request that is refused: most clients read no answer before they have sent all."""
+HTTP_DRAIN_S = 10.0
+"""The same in time."""
+HTTP_HEAD_S = 15.0
+"""A connection that has sent no whole head of a request for so long is closed: idle ones keep nobody else out."""
 HTTP_FILE_NAME_MAX_CHARS = 255
 HTTP_METADATA_MAX_COUNT = 16
 HTTP_METADATA_NAME_MAX_CHARS = 64
@@ -160,6 +164,13 @@ HTTP_WINDOW_MAX_S = 30 * 24 * 3600
 HTTP_LOOK_S = 1.0
 """Between two looks at open batches; more when there are many: at most so many looks a second."""
 HTTP_LOOKS_A_SECOND_MAX_COUNT = 20
+HTTP_VISIT_S = 12 * 3600.0
+"""How long who logged in at the page may look at it."""
+HTTP_VISITS_MAX_COUNT = 1_000
+HTTP_KEY_MAX_CHARS = 512
+"""Of what is typed into the login form."""
+HTTP_REFRESH_S = 5
+"""Between two looks of an open page."""
 HTTP_STOP_S = 2.0
 """What requests under way get to end when the server stops: well within the grace of a process without its parent."""
 
@@ -219,6 +230,8 @@ PREFIXES_MAX_BYTES = 64 * 1024 * 1024
 """Token ids kept for that: some fifteen prompts of a million tokens."""
 STOP_STRINGS_MAX_COUNT = 16
 STOP_IDS_MAX_COUNT = 64
+EMBEDDING_INPUTS_MAX_COUNT = 2048
+"""Inputs of one line; the service's own bound."""
 TOOLS_MAX_COUNT = 128
 CHOICES_MAX_COUNT = 128
 """Tools offered to one chat; answers to one line, ``n``: the service's own bounds."""
@@ -227,8 +240,6 @@ COMPLETION_LOGPROBS_MAX_COUNT = 5
 """Likeliest tokens told beside each of a chat's, and of a completion's; the service's own bounds."""
 LOGIT_BIAS_MAX_COUNT = 1024
 """Tokens one request may name: 12 KiB on the device for each request that runs."""
-REPETITION_MIN, REPETITION_MAX = 0.01, 10.0
-"""Beyond them a repetition penalty leaves nothing of a distribution."""
 STEP_TABLES_COUNT = 3
 """Rotating host tables: the host runs at most one step ahead, so the third is never read by a copy in flight."""
 
@@ -276,9 +287,16 @@ LINK_MEASURED_BYTES = 1 << 30
 """The link is measured at start with so many bytes, three times: some tens of milliseconds of it."""
 ARENA_VIEWS_MAX_COUNT = 1 << 16
 """Pages of the device page pool whose views are kept for the next step: making one costs host time, as a copy does."""
+BLOCK_STEP_TOKENS = 1024
+"""Blocks of long prompts, and chunks that have them, end at multiples of so many rows: the kernel for them is prepared
+once a shape, which takes 45 ms."""
+BLOCK_MIN_TOKENS = 2 * BLOCK_STEP_TOKENS
+"""Shorter chunks are attended with all other prompts: two calls and a join would save nothing."""
+WRITE_BACK_COPY_MIN_TOKENS = 512
+"""New rows of a context from which on they go to the host as one copy a layer; fewer are scattered with others'."""
 GRAPHS_MAX_COUNT = 128
 """Captured decode steps kept, one a shape: the one used longest ago goes first."""
-GRAPH_HISTORY_MIN_ROWS = 2048
+GRAPH_HISTORY_MIN_TOKENS = 2048
 """Shorter histories all count as so long: their attention takes no time that a closer shape could save."""
 ENGINE_IDLE_S = 0.5
 """An idle engine sleeps on the ring's condition at most this long before it looks whether to stop."""

@@ -10,6 +10,10 @@ GROUPS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 """Where a container finds its own bound, in either form of control groups."""
 _USED = {"memory.max": "memory.current", "memory.limit_in_bytes": "memory.usage_in_bytes"}
 """Beside a bound: what counts against it."""
+CPU_QUOTAS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
+"""Where a container finds its share of the processors, in either form of control groups."""
+NODES = Path("/sys/devices/system/node")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 def memory_bytes(meminfo: Path = MEMINFO, groups: tuple[Path, ...] = GROUPS) -> int:
@@ -55,3 +59,34 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def cores(quotas: tuple[Path, ...] = CPU_QUOTAS) -> float:
+    """Processor cores that this process may use: those it may run on, or the container's share of time if less."""
+    found = float(len(os.sched_getaffinity(0)))
+    for path in quotas:
+        quota, period, *_ = [*_text(path).split(), "", ""]
+        if not period:
+            period = _text(path.with_name("cpu.cfs_period_us")).strip()
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            found = min(found, int(quota) / int(period))
+    return found
+
+
+def numa_nodes(nodes: Path = NODES) -> dict[int, frozenset[int]]:
+    """The machine's memory nodes, each with the numbers of its cores; empty where the system does not tell."""
+    found = {}
+    for path in sorted(nodes.glob("node[0-9]*")):
+        numbers: set[int] = set()
+        for part in _text(path / "cpulist").strip().split(","):
+            first, _, last = part.partition("-")
+            if first.isdecimal():
+                numbers.update(range(int(first), int(last if last.isdecimal() else first) + 1))
+        found[int(path.name.removeprefix("node"))] = frozenset(numbers)
+    return found
+
+
+def device_node(bus_id: str, devices: Path = PCI_DEVICES) -> int | None:
+    """The memory node that a PCI device (``0000:1b:00.0``) is attached to; None where the system does not tell."""
+    text = _text(devices / bus_id.lower() / "numa_node").strip()
+    return int(text) if text.isdecimal() else None

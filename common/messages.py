@@ -60,6 +60,24 @@ class RingReport:
     items_unresolved: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What a worker's engine says of itself, as it stands; ``staged_bytes`` only grows."""
+
+    contexts_running: int = 0
+    contexts_waiting: int = 0
+    pages_held: int = 0
+    pages_free: int = 0
+    """Device pages of retained history."""
+    headroom_held_bytes: int = 0
+    headroom_bytes: int = 0
+    """Of headroom: what holds history, and all of it."""
+    staged_bytes: int = 0
+    """History copied over the link."""
+    link_bytes_s: float = 0.0
+    """What the link carries, measured; 0 where it is not known."""
+
+
 class HeldLine(NamedTuple):
     """A line the worker holds: ``state`` is ``running`` (not finished) or ``finished`` (durable in its outbox)."""
 
@@ -179,6 +197,7 @@ class WorkerBeat:
     head: LineRef | None = None
     """The first line that waits inside the engine (A7), and ``waits`` why: its kind of reason, a colon, and words."""
     waits: str = ""
+    engine: EngineReport = EngineReport()
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +356,8 @@ class AskJobs:
 
     request: int
     offset: int
+    open_only: bool = False
+    """Only those that have not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +448,8 @@ class JobInfo:
     """Input lines checked so far, while ``validating``."""
     expires_at: float = 0.0
     """Wall seconds at which the job's window ends; 0 for no limit."""
+    lines_s: float = 0.0
+    """Lines that end a second, of late; 0 where nothing ends, or nobody has looked twice yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,6 +509,13 @@ class WorkerInfo:
     tokens: int
     last_beat_s: float
     ring: RingReport
+    credit_bytes: int = 0
+    engine: EngineReport = EngineReport()
+    tokens_s: float = 0.0
+    staged_bytes_s: float = 0.0
+    """What its beats make of both totals, of late."""
+    waits: str = ""
+    """Why the first line that waits in its engine does: the kind of reason alone, since anybody may ask."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ HOST_VARIABLE = "HAULIER_METRICS_HOST"
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """From a small model's decode step to the prefill of a long history over a slow link."""
 OUTCOMES = ("completed", "failed", "cancelled", "expired")
+GONE = ("silence", "unsendable", "fault")
+"""How a session may be declared gone while it held work, its worker's own farewell apart."""
 
 
 class Metrics:
@@ -48,8 +50,24 @@ class Metrics:
         )
         self.reconnects = self._counter("reconnects", "Logins of this worker after its first")
         self.messages_dropped = self._counter("messages_dropped", "Messages of stale sessions not acted on", "reason")
-        # engine
+        self._declare_engine()
+        # lines and store
+        self.lines = self._counter("lines", "Lines that ended, by outcome", "outcome")
+        self.lines_wasted = self._counter("lines_wasted", "Results that came when the line had one already")
+        self.lines_waiting = self._gauge("lines_waiting", "Lines not assigned to any session")
+        self.outbox_lines = self._gauge("outbox_lines", "Finished results not yet acknowledged by the broker (D1)")
+        self.wal_bytes = self._gauge("wal_bytes", "Size of the store's write-ahead log", "store")
+        for outcome in OUTCOMES:  # a family with labels shows nothing until one is used: 0 is news, absence is not
+            self.lines.labels(outcome=outcome)
+        for reason in GONE:
+            self.sessions_gone_working.labels(reason=reason)
+
+    def _declare_engine(self) -> None:
+        """What the engine measures of itself: H1 to H6, A3, A4, A7, L4, Q4."""
         self.staged_bytes = self._counter("staged_bytes", "History bytes copied host to device over the link")
+        self.link_bytes_per_second = self._gauge(
+            "link_bytes_per_second", "What the link carries, as it was measured; 0 where it was not"
+        )
         self.written_back_bytes = self._counter("written_back_bytes", "Changed rows copied device to host")
         self.step_seconds = Histogram(
             "haulier_step_seconds", "One pass over all layers", buckets=STEP_BUCKETS_S, registry=self.registry
@@ -85,14 +103,6 @@ class Metrics:
         self.admission_waits = self._counter(
             "admission_waits", "Steps planned while the next request waited, by reason (A7)", "reason"
         )
-        # lines and store
-        self.lines = self._counter("lines", "Lines that ended, by outcome", "outcome")
-        self.lines_wasted = self._counter("lines_wasted", "Results that came when the line had one already")
-        self.lines_waiting = self._gauge("lines_waiting", "Lines not assigned to any session")
-        self.outbox_lines = self._gauge("outbox_lines", "Finished results not yet acknowledged by the broker (D1)")
-        self.wal_bytes = self._gauge("wal_bytes", "Size of the store's write-ahead log", "store")
-        for outcome in OUTCOMES:  # a family with labels shows nothing until one is used: 0 is news, absence is not
-            self.lines.labels(outcome=outcome)
 
     def _counter(self, name: str, words: str, *labels: str) -> Counter:
         return Counter(f"haulier_{name}", words, labels, registry=self.registry)

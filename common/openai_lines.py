@@ -18,7 +18,8 @@ from common.prefixes import NO_KEY, prefix_key
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
-URLS = (CHAT, COMPLETIONS, RESPONSES)
+EMBEDDINGS = "/v1/embeddings"
+URLS = (CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS)
 """What may be asked for. Stores keep the position: only ever append."""
 BOM = b"\xef\xbb\xbf"
 CODES = (
@@ -195,7 +196,7 @@ def _body(url: str, body: dict[str, Any], model: str) -> None:
         raise _Problem("missing_messages", "body.messages must be a list with at least one message")
     if url == COMPLETIONS and (not isinstance(body.get("prompt"), str | list) or not body["prompt"]):
         raise _Problem("missing_prompt", "body.prompt must be text or a list, and not empty")
-    if url == RESPONSES and (not isinstance(body.get("input"), str | list) or not body["input"]):
+    if url in (RESPONSES, EMBEDDINGS) and (not isinstance(body.get("input"), str | list) or not body["input"]):
         raise _Problem("missing_input", "body.input must be text or a list, and not empty")
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         most = body.get(name)

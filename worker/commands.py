@@ -39,10 +39,11 @@ BENCHES = (("ring.commands", "register_bench"), ("worker.engine_bench_commands",
 def register(app: typer.Typer) -> None:
     """Add this room's commands to ``app``."""
     app.command("worker")(worker)
-    from worker import model_commands, selfcheck_commands
+    from worker import doctor_commands, model_commands, selfcheck_commands
 
     model_commands.register(app)
     selfcheck_commands.register(app)
+    doctor_commands.register(app)
     bench = _bench_of(app)
     for module, function in BENCHES:
         if importlib.util.find_spec(module) is None:
@@ -65,7 +66,9 @@ def _bench_of(app: typer.Typer) -> typer.Typer:
 
 
 def worker(
-    broker: str = typer.Option(..., "--broker", envvar="HAULIER_BROKER", help="EP[,EP]: brokers, tried in order."),
+    broker: str = typer.Option(
+        ..., "--broker", envvar="HAULIER_BROKER", help="tcp://HOST:PORT, several by commas, tried in order."
+    ),
     state: Path = typer.Option(..., "--state", envvar="HAULIER_STATE", help="Folder for state; workers may share it."),
     model: str = typer.Option("", "--model", envvar="HAULIER_MODEL", help="A known name, a folder or a hub id."),
     keys: Path | None = typer.Option(None, "--keys", envvar="HAULIER_KEYS", help="Key folder (haulier keys init)."),
@@ -85,7 +88,7 @@ def worker(
         limits.CONTEXT_TOKENS,
         "--context-tokens",
         envvar="HAULIER_CONTEXT_TOKENS",
-        help="Longest prompt and answer.",
+        help="Longest prompt with its answer, tokens.",
     ),
     fit: str = typer.Option("refuse", "--fit", envvar="HAULIER_FIT", help="refuse or shrink what does not fit."),
     residency: str = typer.Option(
@@ -95,10 +98,13 @@ def worker(
         limits.PAGE_TOKENS, "--page-tokens", envvar="HAULIER_PAGE_TOKENS", help="Tokens of one page."
     ),
     chunk_tokens: int = typer.Option(
-        limits.PREFILL_CHUNK_TOKENS, "--chunk-tokens", envvar="HAULIER_CHUNK_TOKENS", help="Most new rows of one step."
+        limits.PREFILL_CHUNK_TOKENS,
+        "--chunk-tokens",
+        envvar="HAULIER_CHUNK_TOKENS",
+        help="New prompt tokens of one step.",
     ),
     slot_gib: float = typer.Option(
-        0.0, "--slot-gib", envvar="HAULIER_SLOT_GIB", help="One staging slot; 0 for just what fits."
+        0.0, "--slot-gib", envvar="HAULIER_SLOT_GIB", help="One staging slot, GiB; 0: what the histories need."
     ),
     dtype: str = typer.Option("auto", "--dtype", envvar="HAULIER_DTYPE", help="auto, float32, bfloat16 or float16."),
     threads: int = typer.Option(
@@ -114,7 +120,7 @@ def worker(
     graphs: Graphs = DEFAULTS.graphs,
     draft_tokens: DraftTokens = DEFAULTS.draft_tokens,
     tensor_parallel: TensorParallel = DEFAULTS.tensor_parallel,
-    ring_mib: int = typer.Option(64, "--ring-mib", envvar="HAULIER_RING_MIB", help="Payload of the ring."),
+    ring_mib: int = typer.Option(64, "--ring-mib", envvar="HAULIER_RING_MIB", help="Payload of the ring, MiB."),
     metrics_port: int = typer.Option(
         0, "--metrics-port", envvar="HAULIER_METRICS_PORT", help="Serve metrics there; 0 for no port."
     ),

@@ -20,7 +20,7 @@ from ring.descriptor import Entry
 from worker.engine.stopping import Answer
 from worker.parameters import unsupported
 from worker.structured import Structure
-from worker.structures import EngineFigures, Finished, Guide, Request, TokenLogprob
+from worker.structures import Choice, EngineFigures, Finished, Guide, Request, TokenLogprob
 
 VOCABULARY = 256
 INT32 = "utf-32-le" if sys.byteorder == "little" else "utf-32-be"
@@ -150,9 +150,12 @@ class EchoEngine:
 
 def echoed(request: Request, ids: Sequence[int]) -> Finished:
     """The prompt as each answer, ended as a model's answer would be: at a stop string, or at ``max_tokens``. What is
-    sure has a log probability of 0."""
+    sure has a log probability of 0. Of an input to be embedded, how many tokens it has."""
     sampling = request.sampling
     shape = sampling.shape
+    if request.pieces:
+        counted = tuple(Choice((), "length", vector=(float(count),)) for count in request.pieces)
+        return Finished(request, (), "length", others=counted[1:], vector=counted[0].vector)
     if not sampling.stop and not sampling.stop_ids and shape is None and sampling.choices == 1:
         reason = "stop" if len(ids) <= sampling.max_tokens else "length"
         return Finished(request, ids[: sampling.max_tokens], reason)

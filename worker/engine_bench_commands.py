@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,6 +44,8 @@ SHARED_OPTIONS = {
     "as_json",
 }
 """What can be said beside ``--shared-tokens``."""
+LONG_OPTIONS = {"geometry", "device", "dtype", "retain", "chunk_tokens", "device_pages_gib", "page_tokens", "as_json"}
+"""What can be said beside ``--geometry w3``."""
 DIFFERS = 1
 
 
@@ -53,7 +56,7 @@ def register(app: typer.Typer) -> None:
 
 def bench_engine(
     context: typer.Context,
-    geometry: Annotated[str, typer.Option(help="Random weights of this shape: d16, l8b, w1 or tiny.")] = "tiny",
+    geometry: Annotated[str, typer.Option(help="Random weights: d16, l8b, w1, tiny; w3: a workload of d16.")] = "tiny",
     contexts: Annotated[int, typer.Option(min=1, metavar="N", help="Requests that decode together.")] = 4,
     length: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of history of each.")] = 1024,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Decode steps measured.")] = 16,
@@ -85,6 +88,7 @@ def bench_engine(
         float,
         typer.Option(min=0, max=1, metavar="SHARE", help="Share of history kept in device pages (H1); 0: none."),
     ] = 0.0,
+    retain: Annotated[str, typer.Option(help="With --geometry w3: whole, on or off.")] = "whole",
     headroom_gib: Annotated[
         str, typer.Option(metavar="GIB", help="Device memory beside the pages that keeps history (H2), or auto.")
     ] = "0",
@@ -101,6 +105,10 @@ def bench_engine(
         bool, typer.Option("--series", help="Nothing kept, H1 alone, H2 alone and both, one after another.")
     ] = False,
     page_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Rows of a page.")] = 256,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Tell what steps spend time on; write a gzipped trace there.")
+    ] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Note device memory over time.")] = False,
     cells: Annotated[bool, typer.Option("--cells", help="The table of bits: contexts x lengths x routes.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -114,11 +122,15 @@ def bench_engine(
 
     --requests measures whole requests, with --compare transformers beside it.
 
+    --geometry w3 measures four long requests of which --device-pages-gib (2) holds one, cold and with their histories
+    on the host already.
+
     --cells compares logits of every step with --residency full, 16 cells a route; exit 1 if any differs."""
     from common import log
     from common.config import EngineSettings
     from common.errors import UsageError
     from worker.engine.bench import BenchSettings, bench
+    from worker.engine.long_bench import long_bench
     from worker.engine.shared_bench import shared_bench
     from worker.engine.versus import Requests, of_requests
 
@@ -127,6 +139,14 @@ def bench_engine(
         _refuse_others(context, "--cells measures contexts and lengths of its own", CELLS_OPTIONS)
         settings = BenchSettings(geometry, device=_device(device), dtype=dtype, page_tokens=page_tokens)
         _cells(settings, as_json)
+        return
+    if geometry == "w3":
+        _refuse_others(context, "--geometry w3 is a workload of its own", LONG_OPTIONS)
+        asked = EngineSettings(
+            "d16", _device(device), device_pages_gib=device_pages_gib or 2, dtype=dtype, retain=retain,
+            page_tokens=page_tokens, chunk_tokens=chunk_tokens,
+        )  # fmt: skip
+        _tell(long_bench(asked), as_json)
         return
     if compare not in ("", "transformers"):
         raise UsageError(f"--compare {compare!r}: transformers is what can be run beside")
@@ -150,11 +170,16 @@ def bench_engine(
             fill=fill, bits=bits, transformers=bool(compare), chunk_tokens=chunk_tokens, host_pool_gib=host_pool_gib,
             device_pages_gib=device_pages_gib, retained=retained, headroom_gib=headroom_gib,
             headroom_reserve_gib=headroom_reserve_gib, page_tokens=page_tokens, draft_tokens=draft_tokens,
+            profile=profile, memory=memory,
         )  # fmt: skip
         if series:
             _series(settings, as_json)
             return
         found = shared_bench(settings, shared_tokens) if shared_tokens else bench(settings)
+    _tell(found, as_json)
+
+
+def _tell(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return

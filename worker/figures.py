@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from common import limits, log
-from common.messages import RingReport
+from common.messages import EngineReport, RingReport
 from common.metrics import Metrics
 from worker.inputs import Snapshot
 from worker.machinery import Machinery
@@ -30,7 +30,7 @@ class Figures:
         self._outbox = outbox
         self._session = session
         self._log = log.get("worker")
-        self._ring = RingReport()
+        self._ring, self._engine = RingReport(), EngineReport()
         self._held_up: HeldUp | None = None
         self._look_at = 0.0
         self._tidy_at = 0.0
@@ -41,7 +41,8 @@ class Figures:
             return Snapshot()
         entries, size = built.producer.credit()
         engine = built.engine
-        return Snapshot(self._ring, entries, size, engine.steps, engine.layers, engine.tokens, self._held_up)
+        return Snapshot(self._ring, entries, size, engine.steps, engine.layers, engine.tokens, self._held_up,
+                        self._engine)  # fmt: skip
 
     def look(self, built: Machinery, now: float) -> None:
         """Sum up, audit and export, if it is time."""
@@ -83,6 +84,11 @@ class Figures:
     def _export_engine(self, built: Machinery) -> None:
         out, engine = self._metrics, built.engine.figures()
         self._held_up = engine.held_up
+        self._engine = EngineReport(
+            engine.contexts_running, engine.contexts_waiting, engine.pages_held, engine.pages_free,
+            engine.headroom_held_bytes, engine.headroom_bytes, engine.staged_bytes, engine.link_bytes_s,
+        )  # fmt: skip
+        out.link_bytes_per_second.set(engine.link_bytes_s)
         out.advance(out.tokens_generated, engine.tokens)
         out.advance(out.staged_bytes, engine.staged_bytes)
         out.advance(out.written_back_bytes, engine.written_back_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from common.messages import LineRef, ModelInfo, RingReport
+from common.messages import EngineReport, LineRef, ModelInfo, RingReport
 from worker.structures import HeldUp, Outcome, Prepared
 
 
@@ -86,6 +86,7 @@ class Snapshot:
     layers: int = 0
     tokens: int = 0
     held_up: HeldUp | None = None
+    engine: EngineReport = field(default_factory=EngineReport)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from ring.accounting import Accounting
 from ring.consumer import Consumer
 from ring.memory import HostRingMemory, RingMemory
 from ring.producer import Producer
+from worker.lines import TOKEN_BYTES
 from worker.request_rules import Serving
 from worker.structures import EngineFigures, Finished, Request
 from worker.tokenizer import HubCodec, Preparer, TextCodec
@@ -142,6 +143,7 @@ def _real(settings: WorkerSettings, finish: Finish, admit: Admit, tell: Callable
         loaded = load(settings.engine, folder)
         producer = _ring(settings, loaded)
         engine = Engine(loaded, Consumer(producer), settings.engine, finish, admit)
+    codec.make_guides(loaded.stop_ids)
     how = f"{loaded.dtype} {settings.engine.residency} {loaded.device.kind}"
     print_ = fingerprint(source, how + (f" x{loaded.ranks}" if loaded.ranks > 1 else ""))
     sharing = (settings.engine.page_tokens, engine.fit.short_rows) if engine.fit.longs else (0, 0)
@@ -161,7 +163,8 @@ def _machinery(
     """``sharing``: tokens of a page, and of each request's own part, as the engine has room for them."""
     name, context = settings.engine.model, settings.engine.context_tokens
     drafting, spread = settings.engine.draft_tokens > 0, settings.engine.tensor_parallel > 1
-    serving = Serving(name, context, codec.vocabulary, stop_ids, drafting, spread)
+    ring_tokens = producer.memory.capacity_bytes // TOKEN_BYTES
+    serving = Serving(name, context, codec.vocabulary, stop_ids, drafting, spread, ring_tokens)
     model = ModelInfo(name, print_, context)
     page, own_rows = sharing
     preparer = Preparer(

@@ -12,6 +12,8 @@ from common import limits
 from worker.structures import Shape
 
 INT64_MAX = 2**63 - 1
+REPETITION_LEAST, REPETITION_MOST = 0.01, 10.0
+"""Beyond them a repetition penalty leaves nothing of a distribution."""
 
 
 class RequestError(Exception):
@@ -117,7 +119,7 @@ def shape(asked: dict[str, Any], vocabulary: int, *, chat: bool, drafting: bool)
     """Penalties, bias and log probabilities; None where all of them are off. Raises where drafted tokens
     (``drafting``) would have to be counted before they are taken."""
     found = Shape(
-        repetition=number(asked, "repetition_penalty", 1.0, limits.REPETITION_MIN, limits.REPETITION_MAX),
+        repetition=number(asked, "repetition_penalty", 1.0, REPETITION_LEAST, REPETITION_MOST),
         presence=number(asked, "presence_penalty", 0.0, -2.0, 2.0),
         frequency=number(asked, "frequency_penalty", 0.0, -2.0, 2.0),
         bias=_bias(asked, vocabulary),

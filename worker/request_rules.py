@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 from common.messages import LineRef
-from worker import parameters, responses_api
+from worker import embeddings, parameters, responses_api
 from worker.conversations import CONVERSATION, read_messages, read_tools
+from worker.embeddings import Inputs
 from worker.parameters import INT64_MAX, RequestError, integer, number, same, text, unsupported
-from worker.responses import CHAT_URL, COMPLETIONS_URL, RESPONSES_URL
+from worker.responses import CHAT_URL, COMPLETIONS_URL, EMBEDDINGS_URL, RESPONSES_URL
 from worker.structured import STRUCTURED, Structure, read_structure
 from worker.structures import Sampling, Shape
 
-__all__ = ["Asked", "RequestError", "Serving", "read", "sampling"]
+__all__ = ["Asked", "RequestError", "Serving", "read", "read_embeddings", "sampling"]
 
 COMPLETIONS_MAX_TOKENS_DEFAULT = 16
 """What /v1/completions generates when max_tokens is absent, as the service documents; a chat takes what is left."""
@@ -68,6 +69,8 @@ class Serving:
     """Whether it drafts tokens, and refuses what cannot go with that."""
     spread: bool = False
     """Whether its model is spread over devices, likewise."""
+    ring_tokens: int = INT64_MAX
+    """The most tokens of one line."""
 
     @property
     def without_forms(self) -> str:
@@ -98,7 +101,7 @@ class Asked(NamedTuple):
 def read(ref: LineRef, url: str, body: bytes, serving: Serving) -> Asked:
     """What ``body`` asks for. Raises ``RequestError`` naming the parameter."""
     if url not in _KNOWN:
-        raise RequestError("invalid_url", f"{url} is not served here; {', '.join(_KNOWN)} are")
+        raise RequestError("invalid_url", f"{url} is not served here; {', '.join((*_KNOWN, EMBEDDINGS_URL))} are")
     asked = _object(body)
     _model(asked, serving)
     _only_known(asked, _KNOWN[url], responses_api.OFF if url == RESPONSES_URL else OFF)
@@ -125,6 +128,14 @@ def read(ref: LineRef, url: str, body: bytes, serving: Serving) -> Asked:
         tools=read_tools(asked) if chat else (),
         structure=read_structure(asked, "text" if url == RESPONSES_URL else "response_format", serving.without_forms),
     )
+
+
+def read_embeddings(body: bytes, serving: Serving) -> Inputs:
+    """What a body for /v1/embeddings wants embedded. Raises ``RequestError`` naming the parameter."""
+    asked = _object(body)
+    _model(asked, serving)
+    _only_known(asked, embeddings.EMBEDDED, embeddings.OFF)
+    return embeddings.read_inputs(asked, serving.vocabulary)
 
 
 def sampling(asked: Asked, prompt_tokens: int, serving: Serving) -> Sampling:

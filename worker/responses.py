@@ -13,11 +13,13 @@ from typing import Any
 from common import limits, openai_lines
 from common.messages import LineRef, Result
 from worker import logprobs, responses_api
+from worker.embeddings import embedded
 from worker.structures import Choice, Finished, Outcome, Request
 from worker.tool_calls import calls_in
 
 _NO_PIECES: Mapping[int, bytes] = MappingProxyType({})
-CHAT_URL, COMPLETIONS_URL, RESPONSES_URL = openai_lines.CHAT, openai_lines.COMPLETIONS, openai_lines.RESPONSES
+CHAT_URL, COMPLETIONS_URL = openai_lines.CHAT, openai_lines.COMPLETIONS
+RESPONSES_URL, EMBEDDINGS_URL = openai_lines.RESPONSES, openai_lines.EMBEDDINGS
 
 
 def answered(
@@ -27,7 +29,9 @@ def answered(
     the bytes of each token that log probabilities are told of."""
     request, choices = finished.request, finished.choices
     prompt_tokens, completion_tokens = request.prompt_tokens, sum(len(choice.token_ids) for choice in choices)
-    if request.url == RESPONSES_URL:
+    if request.url == EMBEDDINGS_URL:
+        encoded = _json(embedded(finished))
+    elif request.url == RESPONSES_URL:
         said = texts[0][: choices[0].text_chars]
         encoded = _json(responses_api.response(finished, said, _name(request.ref), created))
     else:
@@ -42,9 +46,7 @@ def answered(
         )  # fmt: skip
         encoded = body.encode("utf-8", errors="replace")
     if len(encoded) > limits.LINE_MAX_BYTES:
-        words = (
-            f"the answer has {len(encoded)} bytes; {limits.LINE_MAX_BYTES} are the most: ask for fewer logprobs or n"
-        )
+        words = f"the answer has {len(encoded)} bytes; {limits.LINE_MAX_BYTES} are the most: ask for less of it"
         return failed(request.ref, 400, "answer_too_long", words, None, prompt_tokens)
     return Outcome(request.ref, "ok", 200, prompt_tokens, completion_tokens, encoded)
 

@@ -294,7 +294,7 @@ class Session:
             wire.WorkerBeat(
                 self.fence, phase, self.snapshot.steps, self.snapshot.tokens, self.concurrency, lines, size,
                 self.work.lines.running(limits.PAGE_MAX_COUNT), self.snapshot.ring, self.models, self._assignment,
-                head, waits[: limits.TEXT_MAX_CHARS],
+                head, waits[: limits.TEXT_MAX_CHARS], self.snapshot.engine,
             )
         )  # fmt: skip
         self._told_credit = lines

@@ -28,6 +28,8 @@ class Shape(NamedTuple):
     """Token ids, each once, and what is added to their logits."""
     logprobs: int = -1
     """Log probabilities are told, with those of so many likeliest tokens; -1 for none."""
+    pool: str = ""
+    """The mean of the prompt's last hidden states is told, and nothing is generated: as ``float`` or ``base64``."""
 
     @property
     def penalises(self) -> bool:
@@ -115,6 +117,8 @@ class Request(NamedTuple):
     """Names of the tools that the prompt offers."""
     guide: Guide | None = None
     """Holds its answer to a form; each of several answers takes a copy."""
+    pieces: tuple[int, ...] = ()
+    """Its prompt is so many by themselves, of so many tokens each, to be embedded; empty: it is one."""
 
     @property
     def own_tokens(self) -> int:
@@ -136,6 +140,12 @@ class TokenLogprob(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
+class Pooled(NamedTuple):
+    """The embedding of a prompt."""
+
+    vector: Sequence[float]
+
+
 class Choice(NamedTuple):
     """One of a request's answers; fields as in ``Finished``."""
 
@@ -143,6 +153,7 @@ class Choice(NamedTuple):
     reason: str
     text_chars: int | None = None
     logprobs: Sequence[TokenLogprob] = ()
+    vector: Sequence[float] = ()
 
 
 class Finished(NamedTuple):
@@ -160,12 +171,14 @@ class Finished(NamedTuple):
     logprobs: Sequence[TokenLogprob] = ()
     """One a token where they were asked for."""
     others: tuple[Choice, ...] = ()
-    """Its answers from the second on; the first is told by the fields above."""
+    """Its answers from the second on; the first is told by the other fields."""
+    vector: Sequence[float] = ()
+    """Of an input that was to be embedded; then there are no tokens."""
 
     @property
     def choices(self) -> tuple[Choice, ...]:
         """All of its answers."""
-        return (Choice(self.token_ids, self.reason, self.text_chars, self.logprobs), *self.others)
+        return (Choice(self.token_ids, self.reason, self.text_chars, self.logprobs, self.vector), *self.others)
 
 
 class Outcome(NamedTuple):
@@ -240,3 +253,5 @@ class EngineFigures:
     drafts_taken: int = 0
     """Decode passes of a request each, tokens proposed in them, and taken."""
     held_up: HeldUp | None = None
+    link_bytes_s: float = 0.0
+    """What the link carries as far as it was measured; 0 where nothing was (a CPU, or nothing is staged)."""

@@ -20,13 +20,14 @@ from common.errors import RefusedError
 from common.messages import LineRef
 from worker import request_rules as rules
 from worker import responses
+from worker.embeddings import check_lengths
 from worker.logprobs import ids_of
 from worker.parameters import RequestError, unsupported
 from worker.pieces import piece_bytes
 from worker.prefixes import Prefixes, own_too_long
 from worker.request_rules import Asked, Serving
 from worker.structured import Structure
-from worker.structures import Finished, Guide, Outcome, Prepared, Request, TokenizeJob
+from worker.structures import Finished, Guide, Outcome, Prepared, Request, Sampling, Shape, TokenizeJob
 
 if TYPE_CHECKING:
     from worker.guides import Guides
@@ -82,6 +83,7 @@ class HubCodec:
         self._added = self._backend.get_added_tokens_decoder()
         spelling = json.loads(self._backend.to_str()).get("decoder")
         self._guides: Guides | None = None
+        self._no_guides = ""
         self._byte_level = '"ByteLevel"' in json.dumps(spelling)
 
     def chat_text(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
@@ -124,10 +126,22 @@ class HubCodec:
 
     def guide(self, structure: Structure, stop_ids: Sequence[int]) -> Guide:
         if self._guides is None:
-            from worker.guides import Guides  # needed by few, and slow to make
-
-            self._guides = Guides(self._backend.to_str(), self.vocabulary, stop_ids)
+            self.make_guides(stop_ids)
+        if self._guides is None:
+            words = f"this model's tokenizer can hold no answer to a form: {self._no_guides}"
+            raise unsupported(f"{structure.param} is not supported: {words}"[:2000], structure.param)
         return self._guides.make(structure)
+
+    def make_guides(self, stop_ids: Sequence[int]) -> None:
+        """At start, since it keeps the interpreter lock for some tenths of a second. Where it fails, the worker serves
+        all other lines."""
+        from worker.guides import Guides
+
+        try:
+            self._guides = Guides(self._backend.to_str(), self.vocabulary, stop_ids)
+        except (ValueError, RuntimeError, TypeError) as failure:
+            self._no_guides = str(failure)
+            log.get("tokenizer").warning("no_structured_output", reason=self._no_guides)
 
 
 class Preparer:
@@ -169,6 +183,9 @@ class Preparer:
         texts: dict[bool, list[tuple[TokenizeJob, Asked, str]]] = {True: [], False: []}
         for job in jobs:
             try:
+                if job.url == responses.EMBEDDINGS_URL:
+                    done[job.ref] = self._embeddings(job)
+                    continue
                 asked = rules.read(job.ref, job.url, job.body, self._serving)
                 if asked.prompt_ids is not None:
                     done[job.ref] = self._request(job, asked, asked.prompt_ids)
@@ -183,8 +200,22 @@ class Preparer:
                 encoded = self._codec.encode([text for _, _, text in entries], special)
                 for (job, asked, _), ids in zip(entries, encoded, strict=True):
                     done[job.ref] = self._checked(job, asked, ids)
-        self._share([one for one in done.values() if isinstance(one, Prepared)], done)
+        prompts = [one for one in done.values() if isinstance(one, Prepared) and not one.request.pieces]
+        self._share(prompts, done)
         return [done[job.ref] for job in jobs]
+
+    def _embeddings(self, job: TokenizeJob) -> Prepared:
+        """All inputs of a line one behind the other; each is a prompt by itself, and a token is sampled behind it."""
+        serving, inputs = self._serving, rules.read_embeddings(job.body, self._serving)
+        encoded = iter(self._codec.encode([one for one in inputs.texts if isinstance(one, str)], special=True))
+        ids = [next(encoded) if isinstance(one, str) else one for one in inputs.texts]
+        pieces = [len(one) for one in ids]
+        check_lengths(pieces, serving.context_tokens, serving.ring_tokens)
+        held = array("i", [token for one in ids for token in one])
+        sampling = Sampling(1, shape=Shape(pool=inputs.form))
+        text = held if self._drafting else None
+        request = Request(job.ref, job.url, serving.model, len(held), sampling, text=text, pieces=tuple(pieces))
+        return Prepared(request, held)
 
     def _share(self, prepared: Sequence[Prepared], done: dict[LineRef, Prepared | Outcome]) -> None:
         """With all prompts of a batch there: what each job's share."""

@@ -28,6 +28,8 @@ from broker.http.fleet import Fleet
 from broker.http.form import Form, too_large
 from broker.http.records import BATCH, FILE, BatchRecord, FileRecord
 from broker.http.shelf import Shelf, Upload
+from broker.http.visits import Visits
+from broker.http.web import Site
 from common import limits, messages
 from common.clock import Clock
 from common.messages import JobInfo
@@ -42,11 +44,15 @@ class Api:
     file that the broker's loop touches.
     """
 
-    def __init__(self, shelf: Shelf, fleet: Fleet, carrier: Carrier, clock: Clock, max_bytes: int, pulse: Path) -> None:
+    def __init__(
+        self, shelf: Shelf, fleet: Fleet, carrier: Carrier, clock: Clock, max_bytes: int, pulse: Path,
+        visits: Visits | None = None,
+    ) -> None:  # fmt: skip
         self._shelf, self._fleet, self._carrier, self._clock, self._pulse = shelf, fleet, carrier, clock, pulse
         self._max_bytes = max_bytes
         self._since = clock.wall()
         self._pool = ThreadPoolExecutor(limits.HTTP_THREADS_COUNT, "http")
+        self._site = Site(fleet, visits, clock, self._run)
 
     def app(self) -> Router:
         """Every failure goes up to ``Door``, which words it."""
@@ -62,6 +68,7 @@ class Api:
                 Route("/v1/batches/{id}", self._quick(self._batch), methods=["GET"]),
                 Route("/v1/batches/{id}/cancel", self._quick(self._cancel), methods=["POST"]),
                 Route("/v1/models", self._quick(self._models), methods=["GET"]),
+                *self._site.routes(),
                 Route("/healthz", self._quick(self._health), methods=["GET"]),
             ],
             redirect_slashes=False,

@@ -40,14 +40,17 @@ class Bearer:
 
     def tenant(self, header: str) -> str:
         """Whose key the header carries. Raises ``ApiFault`` 401 for no key and for a wrong one, 403 once revoked."""
-        self._refresh()
         scheme, _, key = header.partition(" ")
-        digest = _digest(key.strip())
+        return self.owner(digest_of(key.strip()) if scheme.lower() == "bearer" else b"")
+
+    def owner(self, digest: bytes) -> str:
+        """Whose key has this SHA-256. Raises as ``tenant``."""
+        self._refresh()
         found = ""
         for known, tenant in self._known:
             if hmac.compare_digest(known, digest):
                 found = tenant  # no early end: all are compared, whichever fits
-        if scheme.lower() != "bearer" or not found:
+        if not found:
             raise ApiFault(401, "invalid_api_key", "no key, or one not known here: Authorization: Bearer KEY")
         if self._authorized is not None and not (self._authorized / f"{found}.key").exists():
             raise ApiFault(403, "tenant_not_let_in", "the broker lets this tenant in no more")
@@ -83,7 +86,8 @@ def exposed(path: Path) -> str:
     return f"others can read {path}: chmod go= it" if read else ""
 
 
-def _digest(key: str) -> bytes:
+def digest_of(key: str) -> bytes:
+    """The SHA-256 by which a key is known."""
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
@@ -102,12 +106,14 @@ def _read(path: Path) -> tuple[tuple[bytes, str], ...]:
         if len(words) != 2:  # the line itself is not shown: it may hold a key
             raise RefusedError(f"--http-keys {path} line {number} must be KEY TENANT, apart by a blank")
         key, tenant = words
+        if not key.isascii():
+            raise RefusedError(f"--http-keys {path} line {number}: a key of other than ASCII cannot travel in a header")
         if not is_name(tenant) or tenant.startswith(FIRST_NAME):
             raise RefusedError(
                 f"--http-keys {path} line {number}: the tenant {tenant!r} must be letters, digits, - and _, at most "
                 f"64, and must not begin with {FIRST_NAME}, whose keys see every job"
             )
-        if found.setdefault(_digest(key), tenant) != tenant:
+        if found.setdefault(digest_of(key), tenant) != tenant:
             raise RefusedError(f"--http-keys {path} line {number}: the key is another tenant's already")
     if not found:
         raise RefusedError(f"--http-keys {path} holds no key: put KEY TENANT on a line")

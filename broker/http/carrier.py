@@ -121,8 +121,9 @@ class Carrier:
             return True
         try:
             if not record.handed_over:
-                if record.cancelling_at and not self._begun(tenant, record):
-                    self._end(tenant, record, "cancelled", None, ())
+                status = _given_up(record, self._clock.wall())
+                if status and not self._begun(tenant, record):
+                    self._end(tenant, record, status, None, ())
                     return True
                 record = self._hand_over(tenant, record)
             info = self._info(tenant, record)
@@ -217,6 +218,13 @@ class Carrier:
             lambda one: dataclasses.replace(one, status=status, job_info=plain, errors=errors, ended_at=ended_at),
         )  # fmt: skip
         log.info("batch_ended", tenant=tenant, batch=record.id, status=status)
+
+
+def _given_up(record: BatchRecord, now: float) -> str:
+    """How a batch that the broker has not taken over ends now, unless it has heard of it after all; empty for not."""
+    if record.cancelling_at:
+        return "cancelled"
+    return "expired" if now > record.created_at + record.window_s else ""
 
 
 def _error(code: str, message: str, line: int | None = None) -> dict[str, Any]:

@@ -11,11 +11,13 @@ import errno
 import importlib.util
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import structlog
 
@@ -44,12 +46,33 @@ def check(settings: BrokerSettings) -> None:
     absent = [name for name in NEEDS if importlib.util.find_spec(name) is None]
     if absent:
         raise RefusedError(f"--http needs {', '.join(absent)}, not installed here: pip install 'haulier[http]'")
+    if settings.http.cert is not None and settings.http.key is not None:
+        check_tls(settings.http.cert, settings.http.key)
+        if words := exposed(settings.http.key):
+            log.warning("keys_exposed", reason=words)
     tenants: tuple[str, ...] = ()
     if settings.http.keys is not None:
         tenants = Bearer(settings.http.keys).tenants
         if words := exposed(settings.http.keys):
             log.warning("keys_exposed", reason=words)
     check_tenants(settings.keys, tenants, lambda words: log.warning("keys_exposed", reason=words))
+
+
+def check_tls(cert: Path, key: Path) -> None:
+    """Raise ``RefusedError`` unless both can be read, need no password, and belong together."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    def no_password() -> str:
+        raise RefusedError(f"--http-key {key} needs a password: take one without, readable by the broker alone")
+
+    try:
+        context.load_cert_chain(cert, key, no_password)
+    except OSError as error:  # what ssl raises is one too
+        words = error.strerror if not isinstance(error, ssl.SSLError) else (error.reason or str(error))
+        raise RefusedError(
+            f"--http-cert {cert} and --http-key {key} cannot be used: {words}; both must be PEM files, the certificate "
+            "with its chain and the key it was made for"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -79,7 +102,7 @@ class HttpChild:
 
     def start(self) -> None:
         host, port = self._http.host, self._listening.getsockname()[1]
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        url = f"http{'s' if self._http.cert is not None else ''}://{f'[{host}]' if ':' in host else host}:{port}"
         announce(self._settings.state, ENDPOINT_NAME, url)
         log.info("http_listening", url=url, keys=self._http.keys is not None)
         self._thread.start()
@@ -128,6 +151,7 @@ class HttpChild:
             "" if keys.insecure or keys.directory is None else str(keys.directory.resolve()),
             "" if http.keys is None else str(http.keys.resolve()), http.upload_mib * 1024**2,
             int(self._settings.disk_reserve_gib * GIB),
+            "" if http.cert is None else str(http.cert.resolve()), "" if http.key is None else str(http.key.resolve()),
         ).written()  # fmt: skip
 
 

@@ -17,22 +17,31 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker.http.bearer import LOCAL, Bearer
-from broker.http.faults import ApiFault, BrokerFailure
+from broker.http.faults import NO_ROOM, ApiFault, BrokerFailure
+from broker.http.visits import Visits
 from common import limits
-from common.errors import HaulierError, PeerFault, RefusedError, UnreachableError
+from common.errors import DISK_FULL, HaulierError, PeerFault, RefusedError, UnreachableError
 
 log = structlog.get_logger(room="broker.http.door")
 TENANT = "haulier.tenant"
 """Where the scope of a request says whose it is."""
 OPEN_PATHS = ("/healthz",)
+FLEET, LOGIN, LOGOUT = "/fleet", "/fleet/login", "/fleet/logout"
+PAGE_PATHS = ("/", FLEET, LOGIN, LOGOUT)
+"""What people open with a browser: with keys, a cookie says who they are, and opens nothing else."""
+VISITOR = " visitor"
+"""Who has not logged in there; no tenant's name has a blank."""
 _LOOPBACK = re.compile(r"(?:127(?:\.\d{1,3}){3}|localhost|\[::1\])(?::\d{1,5})?", re.IGNORECASE)
 
 
 class Door:
     """Around an application. ``bearer`` is None on loopback without keys: then no web page is let in."""
 
-    def __init__(self, app: ASGIApp, bearer: Bearer | None, silence_s: float = limits.HTTP_SILENCE_S) -> None:
-        self._app, self._bearer, self._silence_s = app, bearer, silence_s
+    def __init__(
+        self, app: ASGIApp, bearer: Bearer | None, silence_s: float = limits.HTTP_SILENCE_S,
+        visits: Visits | None = None,
+    ) -> None:  # fmt: skip
+        self._app, self._bearer, self._silence_s, self._visits = app, bearer, silence_s, visits
         self._under_way: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +70,9 @@ class Door:
         """Whose request it is; it counts as under way from now on."""
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         if scope["path"] in OPEN_PATHS:
-            tenant = " anybody"  # no tenant's name has a blank
+            tenant = " anybody"
+        elif self._visits is not None and scope["path"] in PAGE_PATHS and b"authorization" not in headers:
+            tenant = self._visits.tenant(headers.get(b"cookie", "")) or VISITOR
         elif self._bearer is not None:
             tenant = self._bearer.tenant(headers.get(b"authorization", ""))
         else:
@@ -91,7 +102,7 @@ def fault_of(error: Exception) -> ApiFault:
             error.status_code, "unknown_url", f"there is nothing here by that path and method: {error.detail}"
         )
     if isinstance(error, BrokerFailure):
-        status = 404 if error.code == "no_job" else 503 if error.passes else 409
+        status = 404 if error.code == "no_job" else 507 if error.code in NO_ROOM else 503 if error.passes else 409
         return ApiFault(status, error.code, str(error))
     if isinstance(error, RefusedError):
         log.error("broker_refuses", reason=str(error))
@@ -100,6 +111,9 @@ def fault_of(error: Exception) -> ApiFault:
         return ApiFault(503, "broker_unreachable", f"the broker does not answer: {error}; come again in a moment")
     if isinstance(error, HaulierError) and error.exit_code == 3:
         return ApiFault(503, "stopping", f"{error}; come again in a moment")
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        log.error("disk_full", reason=str(error))
+        return ApiFault(507, "disk_full", "the server's disk has no room for this; delete files, or free some there")
     log.error("request_failed", exc_info=error)
     return ApiFault(500, "bug", "a bug of ours; the server's log has it")
 
@@ -128,15 +142,12 @@ class _Call:
         await asyncio.wait_for(self._send(message), self._silence_s)
 
     async def refuse(self, fault: ApiFault) -> None:
-        drained = 0
-        while not self._all_received and drained <= limits.HTTP_DRAIN_MAX_BYTES:
-            try:
-                message = await self.receive()
-            except ApiFault:
-                break
-            if message["type"] == "http.disconnect":
-                return
-            drained += len(message.get("body", b""))
+        try:
+            async with asyncio.timeout(limits.HTTP_DRAIN_S):
+                if not await self._drained():
+                    return
+        except TimeoutError:  # whoever is refused does not hold a connection by sending slowly
+            pass
         headers = [(b"content-type", b"application/json")]
         if not self._all_received:
             headers.append((b"connection", b"close"))
@@ -148,3 +159,16 @@ class _Call:
         headers.append((b"content-length", str(len(body)).encode()))
         await self.send({"type": "http.response.start", "status": fault.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
+
+    async def _drained(self) -> bool:
+        """Read the rest of the request, or what of it is worth waiting for; False when its client is gone."""
+        drained = 0
+        while not self._all_received and drained <= limits.HTTP_DRAIN_MAX_BYTES:
+            try:
+                message = await self.receive()
+            except ApiFault:
+                return True
+            if message["type"] == "http.disconnect":
+                return False
+            drained += len(message.get("body", b""))
+        return True

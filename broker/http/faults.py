@@ -35,6 +35,10 @@ def missing(kind: str, name: str) -> ApiFault:
     return ApiFault(404, f"{kind}_not_found", f"No such {kind}: {name[:80]!r}", f"{kind}_id")
 
 
+NO_ROOM = frozenset({"store_full", "disk"})
+"""The broker's codes for a disk that took nothing: an outage, unlike a file too large for what it keeps for results."""
+
+
 class BrokerFailure(HaulierError):
     """The broker's answer to a request of the client's protocol that cannot be met."""
 
@@ -43,5 +47,5 @@ class BrokerFailure(HaulierError):
     def __init__(self, code: str, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.code = code
-        self.passes = exit_code == 3
-        """Whether asking again later may help."""
+        self.passes = exit_code == 3 or code in NO_ROOM
+        """Whether asking again later may help: then nothing that was answered for is given up."""

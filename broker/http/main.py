@@ -18,8 +18,10 @@ from broker.http.bearer import Bearer
 from broker.http.carrier import Carrier
 from broker.http.door import Door
 from broker.http.fleet import Fleet
+from broker.http.head import BoundedHead
 from broker.http.plan import Plan, read
 from broker.http.shelf import Shelf
+from broker.http.visits import Visits
 from broker.standby import PULSE_NAME
 from common import limits, log
 from common.clock import SystemClock
@@ -41,11 +43,13 @@ def serve(plan: Plan) -> None:
     fleet = Fleet(plan.broker, keys, by_tenant=bearer is not None)
     shelf = Shelf(state / "http" / "tenants", clock, plan.reserve_bytes)
     carrier = Carrier(shelf, fleet, clock)
-    api = Api(shelf, fleet, carrier, clock, plan.upload_bytes, state / PULSE_NAME)
+    visits = Visits(bearer, clock) if bearer is not None else None
+    api = Api(shelf, fleet, carrier, clock, plan.upload_bytes, state / PULSE_NAME, visits)
     config = uvicorn.Config(
-        Door(api.app(), bearer), http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
+        Door(api.app(), bearer, visits=visits),
+        http=BoundedHead, ws="none", lifespan="off", log_config=None, access_log=False,
         server_header=False, limit_concurrency=limits.HTTP_CONNECTIONS_MAX_COUNT, timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(limits.HTTP_STOP_S),
+        timeout_graceful_shutdown=int(limits.HTTP_STOP_S), ssl_certfile=plan.cert or None, ssl_keyfile=plan.key or None,
     )  # fmt: skip
     carrier.start()
     try:

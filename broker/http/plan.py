@@ -20,6 +20,9 @@ class Plan:
     """Empty for none: everybody on loopback."""
     upload_bytes: int
     reserve_bytes: int
+    cert: str = ""
+    key: str = ""
+    """Files of TLS; empty for plain HTTP."""
 
     def written(self) -> str:
         return json.dumps(asdict(self))

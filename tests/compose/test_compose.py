@@ -181,6 +181,24 @@ def test_both_workers_share_the_volumes_and_stay_apart(fleet: Fleet) -> None:
     wait_until(lambda: len(fleet.ask("workers")["workers"]) == 2, UP_S, "two sessions")
 
 
+def test_what_prometheus_is_told_to_scrape_answers(fleet: Fleet) -> None:
+    """docs/grafana/prometheus.yml names services and a port: from within the network each serves its metrics, a worker
+    at every address that its name has. Control: nothing of it is published to the host."""
+    config = (ROOT / "docs/grafana/prometheus.yml").read_text(encoding="utf-8")
+    assert '"broker:9700", "standby:9700"' in config
+    assert 'names: ["worker", "worker-gpu"]' in config
+    read = (
+        "import socket, sys, urllib.request as u\n"
+        "found = {one[4][0] for one in socket.getaddrinfo(sys.argv[1], 9700, type=socket.SOCK_STREAM)}\n"
+        "print(len(found), all(b'haulier_ring_taken_bytes_total' in u.urlopen(f'http://{at}:9700/metrics').read() "
+        "for at in found))"
+    )
+    (broker,) = fleet.containers("broker")
+    for service, count in (("broker", 1), ("standby", 1), ("worker", 2)):
+        assert run("docker", "exec", broker, "python", "-c", read, service) == f"{count} True"
+    assert "9700/tcp" not in json.loads(fleet.inspect(broker, "{{json .NetworkSettings.Ports}}"))
+
+
 def test_no_process_in_the_containers_is_root(fleet: Fleet) -> None:
     """A fault in a parser of strangers' requests must not meet root."""
     for service in ("broker", "worker"):

@@ -66,7 +66,7 @@ def test_replayed_steps_have_the_bits_of_steps_that_ran_as_ever(monkeypatch: pyt
     assert _graphs(streamed).replays == 0
     for outcome in (resident, in_place):
         assert _graphs(outcome).captures == 10
-        assert _graphs(outcome).replays > 40
+        assert _graphs(outcome).replays > 30
     monkeypatch.setattr(CudaDevice, "capture", lambda self, fn: Again(fn))
     plain = _run("full", "on")
     assert same(plain, resident)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -60,15 +62,13 @@ def preparer(loaded: LoadedModel) -> Preparer:
 
 
 def prepared(preparer: Preparer, lines: Sequence[dict[str, Any]]) -> list[Prepared]:
-    """Each line of a chat if it has messages, else of a completion."""
-    jobs = [
-        TokenizeJob(
-            LineRef("job", index, 1),
-            "/v1/chat/completions" if "messages" in line else "/v1/completions",
-            json.dumps({"model": MODEL, **line}).encode(),
-        )
-        for index, line in enumerate(lines)
-    ]
+    """Each line of a chat if it has messages, of an embedding or response if it has input, else of a completion."""
+    jobs = []
+    for index, line in enumerate(lines):
+        url = "/v1/chat/completions" if "messages" in line else "/v1/completions"
+        if "input" in line:
+            url = "/v1/responses" if "max_output_tokens" in line else "/v1/embeddings"
+        jobs.append(TokenizeJob(LineRef("job", index, 1), url, json.dumps({"model": MODEL, **line}).encode()))
     found = preparer.prepare(jobs)
     refused = [one for one in found if isinstance(one, Outcome)]
     assert not refused, refused[0].body
@@ -88,6 +88,7 @@ def answers(local: LocalEngine, preparer: Preparer, lines: Sequence[dict[str, An
                 [one.sampling for one in asked],
                 [one.shared for one in asked],
                 [one.guide for one in asked],
+                [one.pieces for one in asked],
             )
         for _ in range(3):
             local.step()
@@ -241,3 +242,28 @@ def test_a_schema_that_the_library_refuses_fails_its_line_alone(preparer: Prepar
     error = json.loads(refused.body)["error"]
     assert (refused.status_code, error["param"]) == (400, "response_format")
     assert "look-around" in error["message"]
+
+
+def test_embeddings_and_responses_beside_other_lines(
+    theirs: LoadedModel, local: LocalEngine, preparer: Preparer
+) -> None:
+    """Vectors are the mean of the model's last hidden states; a response says what the same chat would."""
+    texts = ["Paris is the capital of France.", "A dog.", TEXT * 4]
+    say: dict[str, Any] = {"temperature": 0, "messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 8}
+    response = {"input": "Hi!", "temperature": 0, "max_output_tokens": 8}
+    bodies = answers(
+        local, preparer, [say, {"input": texts}, response, {"input": texts[1], "encoding_format": "base64"}]
+    )
+    ids = preparer._codec.encode(texts, special=True)
+    vectors = [torch.tensor(one["embedding"]) for one in bodies[1]["data"]]
+    for vector, mine in zip(vectors, ids, strict=True):
+        right = theirs.module.base_model(torch.tensor([list(mine)])).last_hidden_state[0].mean(0)
+        torch.testing.assert_close(vector, right, atol=1e-3, rtol=1e-3)
+    assert bodies[1]["usage"] == {"prompt_tokens": sum(map(len, ids)), "total_tokens": sum(map(len, ids))}
+    packed = base64.b64decode(bodies[3]["data"][0]["embedding"])
+    alone = torch.tensor(struct.unpack(f"<{len(packed) // 4}f", packed))
+    torch.testing.assert_close(alone, vectors[1], atol=1e-3, rtol=1e-3)
+    said = bodies[2]["output"][0]["content"][0]["text"]
+    assert said == bodies[0]["choices"][0]["message"]["content"]
+    assert said
+    assert bodies[2]["usage"]["output_tokens"] == bodies[0]["usage"]["completion_tokens"]

@@ -165,7 +165,7 @@ def test_errors_are_openais(web: Web) -> None:
     with pytest.raises(openai.NotFoundError):
         create(alice, nothing)
     for fields, param in (
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"metadata": {"x" * 65: "y"}}, "metadata"),
         ({"extra_body": {"output_expires_after": {"anchor": "created_at", "seconds": 3600}}}, "output_expires_after"),
         ({"extra_body": {"completion_window": "soon"}}, "completion_window"),

@@ -33,6 +33,15 @@ def line(custom_id: str, prompt: Any, **body: Any) -> bytes:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": fields}).encode()
 
 
+def said(body: dict[str, Any]) -> str:
+    """What an answer of either address says."""
+    if body["object"] == "list":
+        return str([one["embedding"] for one in body["data"]])
+    if body["object"] == "response":
+        return str(body["output"][0]["content"][0]["text"])
+    return str(body["choices"][-1]["text"])
+
+
 def nested(depth: int) -> Any:
     found: Any = {}
     for _ in range(depth):
@@ -47,6 +56,11 @@ GOOD: dict[str, tuple[bytes, str]] = {
     "pair": (line("pair", "\U0001f600"), "\U0001f600"),
     "nul\x00id": (line("nul\x00id", "a\x00b"), "a\x00b"),
     "breaks": (line("breaks", "a\u2028b\x85c\x0bd"), "a\u2028b\x85c\x0bd"),
+    "last of three": (line("last of three", "hi", n=3), "hi"),
+    "response": (line("response", "-").replace(b"completions", b"responses").replace(
+        b'"prompt": "-", "max_tokens"', b'"input": "hi", "max_output_tokens"'), "hi"),
+    "embedding": (line("embedding", "-").replace(b"completions", b"embeddings").replace(
+        b'"prompt": "-", "max_tokens": 20', b'"input": ["hi", "you"]'), "[[2.0], [3.0]]"),
     "long": (line("long", "x" * LONG), "x" * 20),
     "nested": (line("nested", "deep", metadata=nested(200)), "deep"),
     "twice": (line("twice", "no").replace(b'"no"', b'"no", "prompt": "yes"'), "yes"),
@@ -71,7 +85,7 @@ def test_every_line_of_an_odd_file_has_its_own_end(place: Place, end: bytes) -> 
     code, out, err = place.finish("--lenient", "--context-tokens", str(LONG + 100))
     assert code == 1, (out, err)
     answers = [json.loads(one) for one in place.out.read_bytes().splitlines()]
-    told = {one["custom_id"]: one["response"]["body"]["choices"][0]["text"] for one in answers}
+    told = {one["custom_id"]: said(one["response"]["body"]) for one in answers}
     assert told == {name: text for name, (_, text) in GOOD.items()}
     errors = [json.loads(one) for one in place.err.read_bytes().splitlines()]
     codes = sorted((one["error"] or one["response"]["body"]["error"])["code"] for one in errors)

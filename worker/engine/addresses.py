@@ -24,16 +24,21 @@ from worker.engine.tables import StepTensors
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerAddress:
     """One layer of one step. ``rows`` (T,) int64: the arena rows of the new rows; ``spans`` for the attention call, and
-    ``shared`` for the one over shared histories, whose queries begin at ``first_shared_row`` (H5)."""
+    ``shared`` for the one over shared histories, whose queries begin at ``first_shared_row`` (H5). Where the step is
+    cut in parts, ``spans`` are of the rows before ``first_prompt_row``, None if there are none, ``prompts`` of those
+    behind, and ``blocks`` have their first row, rows, first arena row of the history, and rows of it before theirs."""
 
     slot_first: int
     """Arena row at which its slot begins; 0 with ``--residency full``."""
     page_first: int
     """Arena row at which its pages begin."""
     rows: torch.Tensor
-    spans: Spans
+    spans: Spans | None
     shared: Spans | None = None
     first_shared_row: int = 0
+    prompts: Spans | None = None
+    first_prompt_row: int = 0
+    blocks: tuple[tuple[int, int, int, int], ...] = ()
 
 
 class Addresses:
@@ -55,14 +60,34 @@ class Addresses:
         """Each layer's addresses, when the step's first layer is staged in ``first_slot`` and the others in turn."""
         rows = self._sum(self._long[first_slot], tensors["rows"], tensors["rows_in_place"])
         slots, pages, _ = self._firsts[first_slot].T.tolist()
-        own = self._spans(packed, tensors, first_slot, "", (packed.longest_query, packed.longest_history))
-        shared: Sequence[Spans | None] = [None] * self._layers
+        parts, none = packed.parts, [None] * self._layers
+        own: Sequence[Spans | None] = none
+        shared: Sequence[Spans | None] = none
+        prompts: Sequence[Spans | None] = none
+        if parts is None or parts.decode_rows:
+            own = self._spans(packed, tensors, first_slot, "", (packed.longest_query, packed.longest_history))
         if packed.plan.joined:
             longest = packed.longest_shared_query, packed.longest_shared_history
             shared = self._spans(packed, tensors, first_slot, "shared_", longest)
+        if parts is not None and parts.longest_query:
+            longest = parts.longest_query, parts.longest_history
+            prompts = self._spans(packed, tensors, first_slot, "prompt_", longest)
+        cut = 0 if parts is None else parts.decode_rows
         return tuple(
-            LayerAddress(slots[layer], pages[layer], rows[layer], own[layer], shared[layer], packed.first_shared_row)
+            LayerAddress(
+                slots[layer], pages[layer], rows[layer], own[layer], shared[layer], packed.first_shared_row,
+                prompts[layer], cut, self._blocks(packed, first_slot, layer),
+            )
             for layer in range(self._layers)
+        )  # fmt: skip
+
+    def _blocks(self, packed: PackedStep, first_slot: int, layer: int) -> tuple[tuple[int, int, int, int], ...]:
+        if packed.parts is None:
+            return ()
+        firsts, starts, places = self._firsts[first_slot, layer], packed.ints["history_starts"], packed.ints["in_place"]
+        return tuple(
+            (one.first, one.rows, int(firsts[places[one.share]] + starts[one.share]), one.known)
+            for one in packed.parts.blocks
         )
 
     def _spans(
@@ -77,12 +102,14 @@ class Addresses:
         history, place, queries, lengths = (
             which + name for name in ("history_starts", "in_place", "query_starts", "lengths")
         )
-        starts = self._sum(self._int[first_slot], tensors[history], tensors[place])
+        count = len(packed.ints[lengths]) if which or packed.parts is None else packed.parts.decodes
+        starts = self._sum(self._int[first_slot], tensors[history][: count + 1], tensors[place][: count + 1])
         hosts = self._host_starts(packed.ints[history], first_slot, packed.ints[place])
-        host_queries = () if self._cuda else packed.ints[queries].tolist()
-        host_lengths = () if self._cuda else packed.ints[lengths].tolist()
+        host_queries = () if self._cuda else packed.ints[queries][: count + 1].tolist()
+        host_lengths = () if self._cuda else packed.ints[lengths][:count].tolist()
+        ours, long = tensors[queries][: count + 1], tensors[lengths][:count]
         return [
-            Spans(host_queries, hosts[layer], host_lengths, tensors[queries], starts[layer], tensors[lengths], *longest)
+            Spans(host_queries, hosts[layer], host_lengths, ours, starts[layer], long, *longest)
             for layer in range(self._layers)
         ]
 

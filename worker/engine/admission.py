@@ -83,10 +83,13 @@ class Account:
 
 class PagePool:
     """``capacity`` pages. ``target`` and ``burst`` pages a context; 0 shares the pool out equally, and lets a context
-    borrow whatever is free. One thread."""
+    borrow whatever is free. ``whole``: all pages of a context are its right, in one piece that is cool, or it waits.
+    One thread."""
 
-    def __init__(self, capacity: int, target: int = 0, burst: int = 0) -> None:
+    def __init__(self, capacity: int, target: int = 0, burst: int = 0, *, whole: bool = False) -> None:
         self.capacity = capacity
+        self._whole = whole
+        target = capacity if whole else target
         self._target, self._burst = min(target, capacity), burst  # a right to more than all would wait for ever
         self._free: set[int] = set(range(capacity))
         self._cooling: dict[int, int] = {}
@@ -254,8 +257,16 @@ class PagePool:
         needed = min(newcomer.need, right)
         promised = sum(min(one.need, right) for one in active)
         if promised + needed <= self.capacity:
-            return None
+            return self._piece_for(newcomer) if self._whole else None
         return f"needs {needed} device pages, {promised} of {self.capacity} are promised to {len(active)} contexts"
+
+    def _piece_for(self, newcomer: Account) -> str | None:
+        run = self._run(newcomer)
+        if run is None:
+            return f"needs {newcomer.need} device pages in one piece, {self.free} of {self.capacity} are free in more"
+        if not self.cool(range(run, run + newcomer.need)):
+            return f"needs {newcomer.need} device pages that no step under way still reads"
+        return None
 
     def _fill_floor(self, account: Account, step: int) -> None:
         for index in range(min(FLOOR_PAGES, account.need)):

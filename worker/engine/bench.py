@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,14 +22,16 @@ from common.limits import HEADROOM_RESERVE_BYTES
 from worker.engine.admission import FLOOR_PAGES, PagePool
 from worker.engine.cells import CONTEXT_PAGES, ROUTES, Row, table
 from worker.engine.contexts import StepPlan
-from worker.engine.device import Device, QueueName
+from worker.engine.device import Device
 from worker.engine.device_use import device_bytes, device_name, versions
 from worker.engine.drafts import Drafts
+from worker.engine.filling import fill_histories
 from worker.engine.fit import rounded_up
 from worker.engine.lifecycle_clock import LifecycleClock
-from worker.engine.link_rate import flat, link_rate
+from worker.engine.link_rate import link_rate
 from worker.engine.local import LocalEngine
 from worker.engine.model import DTYPES, LoadedModel, from_config, shape_config
+from worker.engine.observed import PROFILED_STEPS, memory_over_time, profiled
 from worker.engine.retention import Retention
 from worker.engine.runner import open_device
 from worker.engine.versus import decode_rates
@@ -68,6 +71,10 @@ class BenchSettings:
     headroom_gib: str = "0"
     """Whole GiB of headroom that keeps history (H2), or ``auto``."""
     headroom_reserve_gib: float = HEADROOM_RESERVE_BYTES / GIB
+    profile: Path | None = None
+    """Where to write a trace of some further steps, gzipped; what they spent their time on is told too."""
+    memory: bool = False
+    """Whether to note device memory over time, from the weights to the last token."""
 
     def __post_init__(self) -> None:
         if self.contexts < 1 or self.length < 2 or self.steps < 1:
@@ -81,7 +88,9 @@ class BenchSettings:
     def answer_tokens(self) -> int:
         """Tokens of each answer: the steps below, and those in which first contexts decode beside the last prompts."""
         building = self.contexts * -(-self.length // self.chunk_tokens) if self.fill == "prefill" else 0
-        return building + WARM_STEPS + self.steps + LIFECYCLE_STEPS + TAIL_STEPS + self.draft_tokens
+        profiled_steps = PROFILED_STEPS if self.profile is not None else 0
+        steps = WARM_STEPS + self.steps + LIFECYCLE_STEPS + profiled_steps + TAIL_STEPS
+        return building + steps + self.draft_tokens
 
 
 @dataclass(slots=True)
@@ -107,6 +116,8 @@ class Run:
     """The same with the device calls in between."""
     headroom_gib: float
     """Headroom in use at the end of the measured steps."""
+    profile: dict[str, Any] | None
+    memory: list[tuple[float, float]]
 
 
 def retained_pages(settings: BenchSettings) -> int:
@@ -172,6 +183,10 @@ def bench(settings: BenchSettings) -> dict[str, Any]:
         "bitwise": None,
         "resident_repeats": None,
     }
+    if staged.profile is not None:
+        figures["profile"] = staged.profile
+    if settings.memory:
+        figures["memory_gb"] = staged.memory
     if settings.bits:
         figures |= _compare(loaded, settings, staged)
     if settings.transformers:
@@ -277,6 +292,13 @@ def _engine_settings(settings: BenchSettings, loaded: LoadedModel, residency: st
 
 def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSettings) -> Run:
     """One route from its first prompt to its last token; decode is timed between step boundaries."""
+    with memory_over_time(loaded.device, wanted=settings.memory and engine_settings.residency == "staged") as memory:
+        return _watched_run(loaded, engine_settings, settings, memory)
+
+
+def _watched_run(
+    loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSettings, memory: list[tuple[float, float]]
+) -> Run:
     logits: dict[int, torch.Tensor] = {}
 
     def watch(plan: StepPlan, values: torch.Tensor) -> None:
@@ -315,13 +337,16 @@ def _run(loaded: LoadedModel, engine_settings: EngineSettings, settings: BenchSe
     predicted, headroom_gib = engine.turns.predicted_s - predicted, engine.headroom.nbytes / GIB
     peak, _ = device_bytes(loaded.device)
     lifecycle_share, transport_share = _lifecycle(local)
+    profile = None
+    if settings.profile is not None and engine.host is not None:
+        profile = profiled(loaded.device, local.step, settings.profile)
     local.run()
     if engine.host is not None:
         link = max(link, link_rate(engine.device, engine.host, engine.pool))
     tokens = {number: tuple(finished.token_ids) for number, finished in local.finished.items()}
     local.close()
     return Run(seconds, steps, hits, headroom, predicted, moved, link, prefilled - begun, logits, peak, tokens,
-               lifecycle_share, transport_share, headroom_gib)  # fmt: skip
+               lifecycle_share, transport_share, headroom_gib, profile, memory)  # fmt: skip
 
 
 def _draft_wrongly(drafts: Drafts, vocabulary: int) -> None:
@@ -350,27 +375,6 @@ def _prompts(settings: BenchSettings, vocabulary: int) -> list[list[int]]:
     chance = torch.Generator().manual_seed(1)
     size = (settings.contexts, settings.length)
     return torch.randint(1, vocabulary, size, generator=chance).tolist()
-
-
-def fill_histories(engine: Any) -> None:
-    """The same random rows in every layer's history, wherever it is kept."""
-    device: Device = engine.device
-    back = device.queue(QueueName.D2H)
-    layers = engine.host.layers if engine.host is not None else engine.pool.layers
-    chance = torch.Generator(device.torch_device)
-    with device.running():
-        for index, layer in enumerate(layers):
-            for side, target in enumerate(flat(layer)):
-                chance.manual_seed(2 * index + side)
-                rows = torch.randn(target.shape, generator=chance, device=device.torch_device, dtype=target.dtype)
-                if engine.host is None:
-                    target.copy_(rows)
-                    continue
-                made = device.record(device.queue(QueueName.COMPUTE))
-                device.wait(back, made)
-                device.release(made)
-                device.copy(back, target, rows, "fill a history")
-                device.synchronise(back)
 
 
 def _trim(device: Device) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from common.errors import InvariantError
 from common.messages import LineRef
@@ -14,16 +15,26 @@ from worker.engine.contexts import Context
 from worker.engine.fit import never_fits
 from worker.engine.sampling import choice_seed
 from worker.engine.stopping import Answer, Decode
-from worker.structures import Choice, Finished, Request, TokenLogprob
+from worker.structures import Choice, Finished, Pooled, Request, TokenLogprob
 
 
-def choices_of(request: Request) -> list[Request]:
-    """A request for each answer, alike but for the seed, each with a guide of its own."""
+def choices_of(request: Request) -> list[tuple[Request, int]]:
+    """A request for each answer, alike but for the seed, each with a guide of its own; or for each piece of the prompt.
+    With the first of its tokens, counted from the prompt's."""
     sampling, guide = request.sampling, request.guide
+    if request.pieces:
+        starts = accumulate(request.pieces, initial=0)
+        return [
+            (request._replace(prompt_tokens=tokens, pieces=()), start)
+            for tokens, start in zip(request.pieces, starts, strict=False)
+        ]
     return [
-        request._replace(
-            sampling=sampling._replace(seed=choice_seed(sampling.seed, one), choices=1),
-            guide=None if guide is None else guide.copy(),
+        (
+            request._replace(
+                sampling=sampling._replace(seed=choice_seed(sampling.seed, one), choices=1),
+                guide=None if guide is None else guide.copy(),
+            ),
+            0,
         )
         for one in range(sampling.choices)
     ]
@@ -32,7 +43,7 @@ def choices_of(request: Request) -> list[Request]:
 def at_once(request: Request, context_tokens: int, decode: Decode | None) -> Finished | None:
     """The result of a request that needs no step, or can never run in contexts of ``context_tokens``."""
     sampling = request.sampling
-    error = never_fits(request.prompt_tokens, sampling.max_tokens, context_tokens)
+    error = never_fits(max(request.pieces, default=request.prompt_tokens), sampling.max_tokens, context_tokens)
     if error is None and sampling.stop and decode is None:
         error = "stop strings need a model with a tokenizer"
     if error is None and sampling.max_tokens > 0:
@@ -77,7 +88,7 @@ class Choices:
             one.admitted = True
         return list({one.request.ref: one.request for one in opened}.values())
 
-    def add(self, context: Context, token: int, told: TokenLogprob | None) -> str | None:
+    def add(self, context: Context, token: int, told: TokenLogprob | Pooled | None) -> str | None:
         """The next token of its answer; why the answer ends, if it does."""
         return self._answers[context.number].add(token, told)
 
@@ -95,5 +106,12 @@ class Choices:
         reasons = {choice.reason for choice in one.ended.values()}
         whole = next((word for word in ("failed", "cancelled") if word in reasons), first.reason)
         return Finished(
-            one.request, first.token_ids, whole, one.error, first.text_chars, "", first.logprobs, tuple(others)
+            one.request,
+            first.token_ids,
+            whole,
+            one.error,
+            first.text_chars,
+            logprobs=first.logprobs,
+            others=tuple(others),
+            vector=first.vector,
         )

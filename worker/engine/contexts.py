@@ -141,8 +141,8 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """Who runs in one step, in ascending order of segment, those that share a history last, by history, so that the
-    queries of each are contiguous."""
+    """Who runs in one step: those that share a history last, by history, so that the queries of each are contiguous;
+    those that decode before prompts (``shared.order``)."""
 
     step: int
     shares: tuple[Share, ...]

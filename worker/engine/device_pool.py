@@ -1,5 +1,4 @@
-"""shell: the device page pool: one allocation of a whole number of GiB for all dense layers (A1), and one row
-more, which padding writes to (``padding``), cut into rows.
+"""shell: the device page pool: one allocation of a whole number of GiB for all dense layers (A1), cut into rows.
 
 Staging slots, retained pages and resident regions are rows of one arena, and attention always gets the whole of it:
 streamed, retained and resident histories differ in their first row alone. Knows no context.
@@ -33,7 +32,7 @@ class DevicePool:
     """``slots`` are empty with ``--residency full``; ``layers``, each layer's pages, are when nothing is retained."""
 
     def __init__(self, device: Device, geometry: Geometry, fit: Fit, dtype: torch.dtype) -> None:
-        arena = device.allocate_device((2, fit.arena_rows + 1, geometry.kv_heads, geometry.head_dim), dtype)
+        arena = device.allocate_device((2, fit.arena_rows, geometry.kv_heads, geometry.head_dim), dtype)
         self.arena = Rows(arena[0], arena[1])
         self.nbytes = arena.nbytes
         self.slots = self._cut([fit.slot_first(slot) for slot in range(SLOTS)], fit.slot_rows)

@@ -35,23 +35,26 @@ from worker.engine.graphs import graphs_of
 from worker.engine.headroom_memory import HeadroomMemory, warm_headroom
 from worker.engine.host_pool import HostPool
 from worker.engine.intake import Arrival, Intake, Prompts
+from worker.engine.kernels import long_attention
 from worker.engine.landing import Enqueued, landed_tokens
 from worker.engine.linear_states import LinearStates
 from worker.engine.link_rate import rates_at_start
 from worker.engine.model import LoadedModel
+from worker.engine.packing import Packer
 from worker.engine.page_leases import PageLeases
+from worker.engine.parts import chunk_step
 from worker.engine.quantum import believed
 from worker.engine.retention import retention_of
 from worker.engine.routes import LiveStep, StagedRoute, route_of
 from worker.engine.scheduler import Scheduler
 from worker.engine.segments import SegmentBook
 from worker.engine.shaping import Shaping
-from worker.engine.step import PackedStep, pack
+from worker.engine.step import PackedStep
 from worker.engine.tables import Tables
 from worker.engine.transport import Quarantine, Transport
 from worker.engine.turns import Turns
 from worker.engine.warmup import warm_up
-from worker.structures import EngineFigures, Finished, Request, TokenLogprob
+from worker.structures import EngineFigures, Finished, Pooled, Request, TokenLogprob
 
 
 class UnprovenError(DeviceError):
@@ -106,9 +109,12 @@ class Engine:
         retention = retention_of(self.fit, settings)
         self.turns = Turns(believed(device.kind), self.fit.page_bytes(loaded.geometry), loaded.geometry.token_bytes)
         # turns and prefetches follow what one device measures, which no other rank knows
-        turns = None if retention is None or settings.tensor_parallel > 1 else self.turns
+        turns = None if retention is None or self.fit.whole or settings.tensor_parallel > 1 else self.turns
         self.drafts = Drafts(settings.draft_tokens) if settings.draft_tokens else None
-        self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, retention, turns, self.drafts)
+        with device.running():
+            blocks = long_attention(device.torch_device, loaded.geometry, loaded.dtype)
+        step = chunk_step(settings.chunk_tokens, blocks)
+        self.scheduler = Scheduler(self.fit, settings.chunk_tokens, segments, retention, turns, self.drafts, step)
         self.pool = DevicePool(device, loaded.geometry, self.fit, loaded.dtype)
         self.host = HostPool(device, loaded.geometry, self.fit, loaded.dtype) if self.fit.slot_rows else None
         sampled_max = self.fit.segments * (1 + settings.draft_tokens)
@@ -120,8 +126,9 @@ class Engine:
         addresses = Addresses(device, self.fit, loaded.geometry.layers)
         self.route = route_of(self.transport, self.host, self.pool, addresses, self.fit, self._next_step)
         self.graphs = graphs_of(settings, loaded, self.route, addresses, self.fit)
+        self.packer = Packer(self.fit, pad=self.graphs is not None, blocks=blocks)
         self._choices = Choices()
-        self.shaping = Shaping(device, self.fit.segments, sampled_max, loaded.geometry.vocabulary, self.intake.payload)
+        self.shaping = Shaping(device, loaded, self.fit.segments, sampled_max, self.intake.payload)
         self._planned = 0
         self._next: Enqueued | None = None
         self._decided = False
@@ -231,7 +238,7 @@ class Engine:
         if plan is None:
             return None
         self._planned += 1
-        packed = pack(plan, self.fit, pad=self.graphs is not None)
+        packed = self.packer.pack(plan)
         self.hit_bytes += packed.hit_rows * self.loaded.geometry.token_bytes
         self.headroom_bytes += packed.headroom_rows * self.loaded.geometry.token_bytes
         self.spared_bytes += packed.spared_rows * self.loaded.geometry.token_bytes
@@ -251,8 +258,8 @@ class Engine:
                 self._finish(context, "cancelled")
 
     def _begin_choices(self, arrival: Arrival) -> None:
-        request, now = arrival.request, time.monotonic()
-        contexts = [self.scheduler.offer(one, arrival.entry, arrival.offset, now) for one in choices_of(request)]
+        request, entry, offer = arrival.request, arrival.entry, self.scheduler.offer
+        contexts = [offer(one, entry, arrival.offset + start, time.monotonic()) for one, start in choices_of(request)]
         self._choices.begin(request, contexts, self.loaded.decode)
         for context in contexts:
             self.prompts.came(context, again=context is not contexts[0])
@@ -336,7 +343,8 @@ class Engine:
         for share in behind.packed.sampling:
             first, at = at, at + share.sampled_rows
             sampled: Sequence[int] = values[first:at]
-            self.prompts.read(share.context)
+            if share.prompt:
+                self.prompts.read(share.context)
             if self.drafts is not None:
                 sampled = self.drafts.landed(share.context.number, share.ids, sampled)
                 self.scheduler.confirm(share, len(sampled))
@@ -349,7 +357,7 @@ class Engine:
                 self.prompts.read(context)
                 self.transport.forget(context.number)
 
-    def _take(self, context: Context, token: int, told: TokenLogprob | None) -> None:
+    def _take(self, context: Context, token: int, told: TokenLogprob | Pooled | None) -> None:
         if context.ended:
             return  # surplus: planned before its stop was known
         self.tokens += 1

@@ -23,4 +23,5 @@ def figures_of(engine: Engine) -> EngineFigures:
         engine.turns.predicted_s, engine.turns.measured_s, engine.headroom_bytes, *engine.headroom.figures(),
         len(scheduler.shared), scheduler.shared.members, engine.spared_bytes,
         *(engine.drafts.counts if engine.drafts is not None else (0, 0, 0)), scheduler.held_up,
+        engine.turns.rates.link_bytes_s if engine.device.kind == "cuda" and engine.host is not None else 0.0,
     )  # fmt: skip

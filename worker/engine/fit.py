@@ -35,7 +35,7 @@ class Fit:
     slot_rows: int
     """Rows of one staging slot; 0 with ``--residency full``."""
     arena_rows: int
-    """Rows of the device page pool: K and V of one layer of one token each."""
+    """Rows of the device page pool: K and V of one layer of one token each; the last one is nobody's (``sink_row``)."""
     host_bytes: int
     """Bytes of the host pool that are used; 0 with ``--residency full``."""
     slot_bytes: int
@@ -45,10 +45,17 @@ class Fit:
     """Pages of history kept on the device, each of ``page_rows`` rows in every layer; behind the slots in the arena."""
     longs: int = 0
     """Segments of ``context_rows`` behind those of the contexts: for shared histories (H5)."""
+    whole: bool = False
+    """Whether a context runs only with its whole history in device pages: then slots hold nothing."""
     short_rows: int = 0
     """Rows of a context's segment with ``--own-tokens``; 0: ``context_rows``, as everywhere else."""
     state_bytes: int = 0
     """Bytes of the states of a hybrid's linear-attention layers, of all segments; beside the arena."""
+
+    @property
+    def staged(self) -> bool:
+        """Whether histories may be attended in slots."""
+        return self.slot_rows > 0 and not self.whole
 
     @property
     def own_rows(self) -> int:
@@ -77,8 +84,8 @@ class Fit:
 
     @property
     def sink_row(self) -> int:
-        """The arena row behind all others: what rows that only pad a step write, and all that they attend to."""
-        return self.arena_rows
+        """The arena's last row, which nobody owns: what rows that only pad a step write, and all they attend to."""
+        return self.arena_rows - 1
 
     def page_bytes(self, geometry: Geometry) -> int:
         """Bytes of all retained pages."""
@@ -91,6 +98,11 @@ class Fit:
     def layer_first(self, layer: int) -> int:
         """The arena row at which a layer's pages begin: consecutive pages are consecutive rows of each layer."""
         return SLOTS * self.slot_rows + layer * self.pages * self.page_rows
+
+
+def _with_sink(arena_rows: int, used: int) -> int:
+    """One row more than are used: one of the pool's, if it is not full to the last."""
+    return max(arena_rows, used + 1)
 
 
 def rounded_up(rows: int, page_rows: int) -> int:
@@ -273,9 +285,10 @@ def fit(geometry: Geometry, settings: EngineSettings) -> Fit:
     pages = _pages(geometry, settings, arena_rows - SLOTS * slot_rows, concurrency, kinds.slot(concurrency), lines)
     lines.append(f"effective concurrency = min({wanted}, {held} on the host, what two slots hold) = {concurrency}")
     host_bytes = (concurrency * kinds.own + longs * context_rows) * geometry.token_bytes
+    arena_rows = _with_sink(arena_rows, SLOTS * slot_rows + geometry.layers * pages * page)
     return Fit(
         concurrency, context_rows, page, slot_rows, arena_rows, host_bytes, slot_bytes, tuple(lines), pages, longs,
-        kinds.own if kinds.short else 0, state_bytes,
+        settings.retain == "whole", kinds.own if kinds.short else 0, state_bytes,
     )  # fmt: skip
 
 
@@ -284,6 +297,8 @@ def _slots(
 ) -> tuple[int, int]:
     """How many of ``concurrency`` contexts the device pages hold, and the rows of one slot for them."""
     state_rows, states = _state_rows(geometry), _with_states(geometry)
+    if settings.retain == "whole":
+        return concurrency, settings.page_tokens
     if settings.slot_gib:
         slot_rows = _slot_rows(geometry, settings, kinds.slot(concurrency), kinds.context)
         if SLOTS * slot_rows > arena_rows - (concurrency + kinds.longs) * state_rows:
@@ -317,11 +332,21 @@ def _pages(
     page = settings.page_tokens
     context_pages = rounded_up(settings.context_tokens, page) // page
     pages = min(rows // (geometry.layers * page), PAGES_OF_ALL * all_rows // page)
+    if settings.retain == "whole" and pages < context_pages:
+        need = _need_gib((context_pages + 1) * geometry.layers * page * geometry.layer_token_bytes)
+        raise RefusedError(
+            f"--retain whole: --device-pages-gib {settings.device_pages_gib} holds {pages} pages, one context needs "
+            f"{context_pages}; set --device-pages-gib to {math.ceil(need)} or more, lower --context-tokens, or "
+            "--retain on"
+        )
     floors = concurrency * (settings.target_pages or FLOOR_PAGES)
     words = (
         f"retained pages = min({rows} rows left // ({geometry.layers} layers x {page} rows), "
         f"{PAGES_OF_ALL} x all histories) = {pages}"
     )
+    if settings.retain == "whole":
+        lines.append(f"{words}, {pages / context_pages:.2f} whole histories: so many requests run at once")
+        return pages
     if pages < concurrency * FLOOR_PAGES:
         lines.append(f"{words}, fewer than {FLOOR_PAGES} for each of {concurrency} contexts: nothing is retained")
         return 0
@@ -353,9 +378,10 @@ def _full(geometry: Geometry, settings: EngineSettings, context_rows: int, arena
     arena_rows, state_bytes = _keep_states(geometry, settings, concurrency + longs, lines)
     lines.append(f"effective concurrency = min({settings.concurrency}, {held} on the device) = {concurrency}")
     pages = (concurrency * kinds.own + longs * context_rows) // settings.page_tokens
+    arena_rows = _with_sink(arena_rows, geometry.layers * pages * settings.page_tokens)
     return Fit(
         concurrency, context_rows, settings.page_tokens, 0, arena_rows, 0, 0, tuple(lines), pages, longs,
-        kinds.own if kinds.short else 0, state_bytes,
+        False, kinds.own if kinds.short else 0, state_bytes,
     )  # fmt: skip
 
 

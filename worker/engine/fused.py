@@ -42,16 +42,28 @@ def library(where: torch.device) -> Kernels | None:
     if where.type != "cuda":
         return None
     try:
-        from liger_kernel.ops.rms_norm import LigerRMSNormFunction
-        from liger_kernel.ops.swiglu import LigerSiLUMulFunction
-        from liger_kernel.transformers.rope import liger_rotary_pos_emb
+        from liger_kernel.ops.rms_norm import rms_norm_forward
+        from liger_kernel.ops.rope import rope_forward
+        from liger_kernel.ops.swiglu import swiglu_forward
     except ImportError:
         return None
-    return Kernels(
-        lambda x, weight, eps: LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False),
-        LigerSiLUMulFunction.apply,
-        liger_rotary_pos_emb,
-    )
+
+    # the functions behind the library's autograd wrappers, which cost more host time than the kernels take
+    def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out: torch.Tensor = rms_norm_forward(x.contiguous(), weight, eps, 0.0, "llama", None)[0]
+        return out
+
+    def gate(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = swiglu_forward(a.contiguous(), b.contiguous())[-1]
+        return out
+
+    def rotate(
+        q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        query, key, _, _ = rope_forward(q, k, cos, sin)
+        return query, key
+
+    return Kernels(norm, gate, rotate)
 
 
 @contextmanager

@@ -20,9 +20,10 @@ from worker.engine.addresses import Addresses, LayerAddress
 from worker.engine.device import Replay
 from worker.engine.fit import Fit
 from worker.engine.model import LoadedModel
+from worker.engine.padded_step import blank
 from worker.engine.padding import padded_history, shapes
 from worker.engine.routes import LiveStep, Route
-from worker.engine.step import PackedStep, blank
+from worker.engine.step import PackedStep
 from worker.engine.tables import StepTensors
 
 _ROWS = ("positions", "rows", "rows_in_place")

@@ -38,7 +38,5 @@ def attend_joined(
 def join(one: torch.Tensor, one_lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor) -> torch.Tensor:
     """Two answers (tokens, query heads, head dim) over disjoint rows with their log-sum-exps (tokens, query heads):
     the answer over both, in the dtype of ``one``."""
-    most = torch.maximum(one_lse, other_lse)
-    weight, other_weight = (one_lse - most).exp().unsqueeze(-1), (other_lse - most).exp().unsqueeze(-1)
-    total = weight + other_weight
-    return ((one.float() * weight + other.float() * other_weight) / total).to(one.dtype)
+    weight = torch.sigmoid(other_lse - one_lse).unsqueeze(-1)  # exp(other) / (exp(one) + exp(other))
+    return torch.lerp(one.float(), other.float(), weight).to(one.dtype)

@@ -34,6 +34,8 @@ class Kept:
 
     def bring_in(self, number: int, step: int) -> str | None:
         """Its turn comes: active from now on; or why it waits."""
+        if number not in self._parked:
+            return None
         reason = None if self.retention is None else self.retention.bring_in(number, step)
         if reason is None:
             self._parked.discard(number)

@@ -16,6 +16,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from common.errors import InvariantError
+from common.limits import BLOCK_STEP_TOKENS
+from worker.engine.geometry import Geometry
 
 _QUERY_BLOCK = 256
 """Query rows of one CPU call: bounds its mask, and later rows' keys are not read for earlier ones."""
@@ -57,6 +59,52 @@ def attend_part(
         out, lse = _flash(query, key, value, spans, scale, causal)
         return out, lse_by_row(lse, query.shape[0], query.shape[1], spans)
     return _plain_part(query, key, value, spans, scale, causal)
+
+
+def attend_square(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Many queries (tokens, query heads, head dim) of one context over rows (rows, kv heads, head dim): the answer, and
+    the log-sum-exp of each query's scores, (tokens, query heads) float32. ``causal``: as many rows as queries.
+
+    CUDA: cuDNN's kernel, pinned; more than twice as fast as flash attention's at these shapes (H200), with equal bits
+    from run to run and wherever the rows lie. ``long_attention`` says whether it is there.
+    """
+    if query.is_cuda:
+        return _cudnn(query, key, value, scale, causal)
+    rows = key.shape[0]
+    return _plain_part(query, key, value, Spans([0, query.shape[0]], [0, rows], [rows]), scale, causal)
+
+
+def _cudnn(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    folded = (one.transpose(0, 1)[None] for one in (query, key, value))
+    found = torch.ops.aten._scaled_dot_product_cudnn_attention(*folded, None, True, 0.0, causal, False, scale=scale)
+    return found[0][0].transpose(0, 1), found[1].reshape(query.shape[1], query.shape[0]).t()
+
+
+def long_attention(where: torch.device, geometry: Geometry, dtype: torch.dtype) -> bool:
+    """Whether ``attend_square`` is there for these heads: tried once, against flash attention; on CUDA alone."""
+    if where.type != "cuda":
+        return False
+    rows, chance = BLOCK_STEP_TOKENS, torch.Generator(where).manual_seed(1)
+    query, key, value = (
+        torch.randn((rows, heads, geometry.head_dim), generator=chance, device=where, dtype=dtype)
+        for heads in (geometry.query_heads, geometry.kv_heads, geometry.kv_heads)
+    )
+    starts = torch.tensor([0, rows], dtype=torch.int32, device=where)
+    spans = Spans([], [], [], starts, starts, starts[1:], rows, rows)
+    scale, close = geometry.head_dim**-0.5, True
+    try:
+        for causal in (True, False):
+            wanted = attend_part(query, key, value, spans, scale, causal=causal)
+            found = attend_square(query, key, value, scale, causal=causal)
+            pairs = zip(found, wanted, strict=True)
+            close &= all(torch.allclose(one.float(), other.float(), atol=0.02) for one, other in pairs)
+    except RuntimeError:  # cuDNN has no kernel for these heads, or is too old
+        return False
+    return close
 
 
 def _flash(
@@ -113,6 +161,8 @@ def _plain_part(
 def _blocks(spans: Spans, causal: bool) -> Iterator[tuple[int, int, int, int]]:
     """Query rows [first, end) and the rows of history they see at most: (first, end, history's first, rows)."""
     for index, length in enumerate(spans.host_lengths):
+        if not length:
+            continue  # a block has those rows
         first, last = spans.host_query_starts[index], spans.host_query_starts[index + 1]
         for block in range(first, last, _QUERY_BLOCK):
             end = min(block + _QUERY_BLOCK, last)

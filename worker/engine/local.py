@@ -49,17 +49,20 @@ class LocalEngine:
         samplings: Sequence[Sampling],
         shared: Sequence[SharedPrefix | None] | None = None,
         guides: Sequence[Guide | None] | None = None,
+        pieces: Sequence[tuple[int, ...]] | None = None,
     ) -> list[int]:
-        """Publish one batch, each prompt with what it shares and what guides it; the numbers of its requests."""
+        """Publish one batch, each prompt with what it shares, what guides it, and the lengths of its inputs if they are
+        to be embedded; the numbers of its requests."""
         numbers, batch, nothing = [], [], [None] * len(prompts)
-        for prompt, sampling, prefix, guide in zip(
-            prompts, samplings, shared or nothing, guides or nothing, strict=True
+        for prompt, sampling, prefix, guide, inputs in zip(
+            prompts, samplings, shared or nothing, guides or nothing, pieces or [()] * len(prompts), strict=True
         ):
             number = next(self._numbers)
             request = Request(LineRef("local", number, 1), "/v1/completions", "local", len(prompt), sampling, prefix)
             numbers.append(number)
             ids = array("i", prompt)
-            batch.append((request._replace(text=ids if self._keeping else None, guide=guide), ids))
+            text = ids if self._keeping else None
+            batch.append((request._replace(text=text, guide=guide, pieces=inputs), ids))
         if self.producer.publish(f"local-{numbers[0] if numbers else 0}", batch) is None:
             raise InvariantError("the local ring is full: make it larger")
         return numbers

@@ -8,7 +8,7 @@ nothing else. Knows no tensor.
 
 from __future__ import annotations
 
-from common.limits import GRAPH_HISTORY_MIN_ROWS
+from common.limits import GRAPH_HISTORY_MIN_TOKENS
 from worker.engine.contexts import StepPlan
 from worker.engine.retention import Placement
 
@@ -28,7 +28,7 @@ def shapes(most: int) -> list[int]:
 
 def padded_history(rows: int) -> int:
     """``rows`` of history rounded up, by an eighth at most unless there are few."""
-    return _rounded(max(rows, GRAPH_HISTORY_MIN_ROWS), 16)
+    return _rounded(max(rows, GRAPH_HISTORY_MIN_TOKENS), 16)
 
 
 def pads(plan: StepPlan) -> bool:

@@ -99,6 +99,8 @@ class Retention:
         holding = self._holdings[number]
         account = holding.account
         account.last_active = step
+        if holding.in_order and account.home is not None and not account.fresh:
+            return self._in_place(holding, account.home, start, rows)
         self._look(holding)
         if account.home is None and holding.tried != self.pool.sequence:
             self.pool.take_whole(account, step)
@@ -220,7 +222,8 @@ def retention_of(fit: Fit, settings: EngineSettings) -> Retention | None:
     """As the settings have it; None when nothing is retained, or everything."""
     if not fit.slot_rows or not fit.pages:
         return None
-    return Retention(PagePool(fit.pages, settings.target_pages, settings.burst_pages), fit.page_rows)
+    pool = PagePool(fit.pages, settings.target_pages, settings.burst_pages, whole=fit.whole)
+    return Retention(pool, fit.page_rows)
 
 
 def missing(rows: Range, there: Sequence[tuple[int, int]]) -> tuple[Range, ...]:

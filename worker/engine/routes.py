@@ -19,17 +19,16 @@ import torch
 from common.errors import InvariantError
 from common.limits import ARENA_VIEWS_MAX_COUNT
 from worker.engine.addresses import Addresses, LayerAddress
+from worker.engine.calls import attend_layer
 from worker.engine.device import Device, QueueName, Work
 from worker.engine.device_pool import DevicePool, Rows
 from worker.engine.fit import SLOTS, Fit
 from worker.engine.headroom_memory import HeadroomMemory
 from worker.engine.host_pool import HostPool
-from worker.engine.joined import attend_joined
-from worker.engine.kernels import attend
 from worker.engine.leases import Lease
 from worker.engine.step import HistoryRun, PackedStep
 from worker.engine.tables import StepTensors
-from worker.engine.transport import Transport
+from worker.engine.transport import Copy, Transport
 
 
 @dataclass(slots=True, eq=False)
@@ -100,11 +99,7 @@ class Route:
             arena.value.index_copy_(0, where.rows, value)
 
         def answer() -> torch.Tensor:
-            shared = where.shared
-            if shared is None:
-                return attend(query, arena.key, arena.value, where.spans, scale)
-            first = where.first_shared_row
-            return attend_joined(query, arena.key, arena.value, where.spans, shared, first, scale)
+            return attend_layer(query, arena.key, arena.value, where, scale)
 
         runs = packed.runs if self._checked else ()
         self.device.launch(self._compute, append, (), self._pieces(where, runs, _added), "append rows")
@@ -199,11 +194,12 @@ class StagedRoute(Route):
         transport.before_attention(lease)
         out = self.call(packed, where, query, key, value, scale)
         if packed.captures:
-            work = self._copies([*self._keep(packed, where), *self._lend(packed, layer, where)])
-            self.device.launch(self._compute, work.fn, work.reads, work.writes, "keep whole pages")
+            kept = self._copies([*self._keep(packed, where), *self._lend(packed, layer, where)])
+            self.device.launch(self._compute, kept.fn, kept.reads, kept.writes, "keep whole pages")
         consumed = transport.attended(lease)
-        work = self._write_back(live, layer, where)
-        transport.write_back(lease, packed.contexts, packed.tail, work, nbytes=packed.new_rows * self.row_bytes)
+        work, copies = self._write_back(live, layer, where), self._copied_back(packed, layer, where)
+        nbytes = packed.new_rows * self.row_bytes
+        transport.write_back(lease, packed.contexts, packed.tail, work, copies, nbytes)
         transport.seal(lease, packed.tail, consumed)
         self._stage_ahead(packed, layer + self._ahead)
         return out
@@ -239,7 +235,7 @@ class StagedRoute(Route):
         slot, pages = self._fit.slot_first(self._transport.next_slot), self._fit.layer_first(layer)
         host = self._host.layers[layer]
         copies = []
-        for run, owner in zip(packed.runs, packed.contexts.owners, strict=True):
+        for run, owner in packed.staged:
             base = run.first + (pages if run.in_place else slot)
             for start, end in run.placement.copies:
                 there = self._arena.views(base + start, end - start)
@@ -315,19 +311,32 @@ class StagedRoute(Route):
             return self._arena_views(first, count)
         return rows.views(first, count)
 
-    def _write_back(self, live: LiveStep, layer: int, where: LayerAddress) -> Work:
-        """One gather from the arena and one scatter into the mapped host rows, K and V each."""
+    def _copied_back(self, packed: PackedStep, layer: int, where: LayerAddress) -> list[Copy]:
+        """The new rows of long chunks, to their host rows."""
+        found: list[Copy] = []
+        for run, owner in packed.copied_back:
+            first = (where.page_first if run.in_place else where.slot_first) + run.first + run.rows
+            there = self._host.layers[layer].views(run.host_first + run.rows, run.added)
+            here = self._arena.views(first, run.added)
+            found += [(target, source, owner) for target, source in zip(there, here, strict=True)]
+        return found
+
+    def _write_back(self, live: LiveStep, layer: int, where: LayerAddress) -> Work | None:
+        """One gather from the arena and one scatter into the mapped host rows, K and V each; None if all are copied."""
         arena, target = self._arena, self._host.device_rows[layer]
-        target_rows = live.tensors["host_rows"]
-        source_rows = where.rows[: live.packed.new_rows]
+        target_rows, scattered = live.tensors["host_rows"], live.tensors.get("scattered")
+        rows = where.rows[: live.packed.new_rows]
+        if not target_rows.numel():
+            return None
 
         def scatter() -> None:
+            source_rows = rows if scattered is None else rows.index_select(0, scattered)
             target.key.index_copy_(0, target_rows, arena.key.index_select(0, source_rows))
             target.value.index_copy_(0, target_rows, arena.value.index_select(0, source_rows))
 
         if not self._checked:
             return Work(scatter)
-        runs = live.packed.runs
+        runs = [run for run in live.packed.runs if not run.copied_back]
         host = self._host.layers[layer]
         writes = [side for run in runs for side in host.views(run.host_first + run.rows, run.added)]
         return Work(scatter, self._pieces(where, runs, _added), writes)

@@ -19,12 +19,13 @@ from worker.engine.contexts import Context, Joined, Prefetch, Share, StepPlan
 from worker.engine.drafts import Drafts
 from worker.engine.fit import Fit, rounded_up
 from worker.engine.kept import Kept
+from worker.engine.parts import chunk_rows
 from worker.engine.quantum import Quantum
 from worker.engine.retention import Placement, Retention
 from worker.engine.segments import SegmentBook
 from worker.engine.shared import WHOLE_SEGMENTS, SharedHistories, SharedHistory, Wait, order
 from worker.engine.story import Story, moves
-from worker.engine.turns import Decoding
+from worker.engine.turns import Decoding, decoding_of
 from worker.structures import HeldUp, Request
 
 
@@ -49,8 +50,10 @@ class Scheduler:
         retention: Retention | None = None,
         turns: Planner | None = None,
         drafts: Drafts | None = None,
+        chunk_step: int = 0,
     ) -> None:
         self._fit = fit
+        self._chunk_step = chunk_step
         self._chunk = chunk_tokens
         self.segments = segments
         self.shared = SharedHistories(fit, segments)
@@ -152,7 +155,7 @@ class Scheduler:
                 mine = self.shared.brought(context, history)
                 who = "prefilled" if mine else "waited for another request to prefill"
                 self._note(context, f"{who} the {context.base} tokens that it shares")
-                rows = min(history.context.prompt_tokens - history.context.prefilled, budget)
+                rows = self._rows(history.context, budget, found)
                 if rows and history.context.number not in {share.context.number for share in found}:
                     found.append(self._prefill(history.context, rows))
                     budget -= rows
@@ -161,29 +164,24 @@ class Scheduler:
             if budget == 0:
                 self._note(context, "waited for prefill: others took all rows of the step")
                 continue
-            rows = min(context.prompt_tokens - context.prefilled, budget)
+            rows = self._rows(context, budget, found)
+            if not rows:
+                continue
             budget -= rows
             self._tell_sharing(context, history)
             found.append(self._prefill(context, rows))
         return found
 
+    def _rows(self, context: Context, budget: int, found: Sequence[Share]) -> int:
+        """Rows of its next chunk; the first one of a step is never put off."""
+        left = context.prompt_tokens - context.prefilled
+        return chunk_rows(context.prefilled - context.base, budget, left, self._chunk_step, some=not found)
+
     def _turn(self, decoding: list[Context], step: int) -> tuple[list[Context], Quantum | None]:
         """Those whose turn it is (H6); the others are parked."""
         if self.turns is None or not decoding:
             return decoding, None
-        quantum = self.turns.decide(
-            step,
-            [
-                Decoding(
-                    one.number,
-                    one.own_rows,
-                    one.request.sampling.max_tokens - one.sampled,
-                    one.base_number,
-                    one.base,
-                )
-                for one in decoding
-            ],
-        )
+        quantum = self.turns.decide(step, decoding_of(decoding))
         if quantum is None:
             return [one for one in decoding if self._brought_in(one, step)], None
         runs, coming = frozenset(quantum.runs), frozenset((*quantum.runs, *quantum.following))
@@ -258,7 +256,7 @@ class Scheduler:
         owners = len(self.running) + len(self.shared)
         if self.segments.held != owners or any(context.page is None for context in self.running):
             raise InvariantError(f"{owners} contexts and shared histories have {self.segments.held} segments")
-        if self._fit.slot_rows and self._reserved > self._fit.slot_rows:
+        if self._fit.staged and self._reserved > self._fit.slot_rows:
             raise InvariantError(f"{self._reserved} rows are promised in slots of {self._fit.slot_rows}")
         for context in self.running:
             if context.rows > context.prompt_tokens + context.request.sampling.max_tokens:
@@ -349,7 +347,7 @@ class Scheduler:
         """``promised`` rows of its history are in the slots already, for others that share them."""
         free = self._fit.slot_rows - self._reserved
         need = rounded_up(context.most_rows, self._fit.page_rows) - promised
-        if self._fit.slot_rows and need > free:
+        if self._fit.staged and need > free:
             return "slot rows", f"needs {need} rows of a staging slot, {free} of {self._fit.slot_rows} are free"
         return None
 

@@ -23,9 +23,11 @@ class Served:
 
     def add(self, placement: Placement) -> None:
         """One step's."""
-        self.link_rows += placement.link_rows
         self.page_rows += placement.hit_rows
-        self.headroom_rows += placement.borrowed_rows
+        if placement.copies:
+            self.link_rows += placement.link_rows
+        if placement.borrowed:
+            self.headroom_rows += placement.borrowed_rows
 
     def words(self, token_bytes: int) -> str:
         """For the request's story; ``token_bytes`` a row."""

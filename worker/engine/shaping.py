@@ -20,10 +20,12 @@ from common.limits import LOGIT_BIAS_MAX_COUNT, STEP_TABLES_COUNT, TOP_LOGPROBS_
 from worker.engine.contexts import Context, Share
 from worker.engine.device import Device, Queue, QueueName
 from worker.engine.landing import Enqueued
+from worker.engine.model import LoadedModel
+from worker.engine.pooling import Pooling
 from worker.engine.sampler import choose, log_shares, masked, penalised
 from worker.engine.step import PackedStep
 from worker.engine.tables import StepTensors
-from worker.structures import Shape, TokenLogprob
+from worker.structures import Pooled, Shape, TokenLogprob
 
 _GROUPS = 4
 _NEUTRAL = Shape()
@@ -72,9 +74,11 @@ class Shaping:
     """``rows`` sampled rows a step at most; ``payload`` is the ring's int32 view on the device. One thread, the
     engine's."""
 
-    def __init__(self, device: Device, segments: int, rows: int, vocabulary: int, payload: torch.Tensor) -> None:
-        self._gpu, self._segments, self._most, self._vocabulary = device, segments, rows, vocabulary
-        self._top = min(TOP_LOGPROBS_MAX_COUNT, vocabulary)
+    def __init__(self, device: Device, loaded: LoadedModel, segments: int, rows: int, payload: torch.Tensor) -> None:
+        self._gpu, self._segments, self._most = device, segments, rows
+        self._vocabulary = loaded.geometry.vocabulary
+        self._top = min(TOP_LOGPROBS_MAX_COUNT, self._vocabulary)
+        self.pooling = Pooling(device, loaded.module, segments)
         self._payload = payload
         self._asking: set[int] = set()
         self._guided: set[int] = set()
@@ -89,6 +93,9 @@ class Shaping:
         """A request that will run."""
         shape, guide = context.request.sampling.shape or _NEUTRAL, context.request.guide
         if shape is _NEUTRAL and guide is None:
+            return
+        if shape.pool:
+            self.pooling.begin(context)
             return
         self._asking.add(context.number)
         if guide is not None:
@@ -106,6 +113,7 @@ class Shaping:
         """Its answer is over; what is under way of it is surplus."""
         self._asking.discard(number)
         self._guided.discard(number)
+        self.pooling.end(number)
 
     def needs_tokens(self, packed: PackedStep) -> bool:
         """Whether a choice of this step needs every token before it."""
@@ -114,6 +122,7 @@ class Shaping:
     # -- one step on the queues -----------------------------------------------------------------------------------
     def choose(self, now: Enqueued, tensors: StepTensors, logits: torch.Tensor) -> torch.Tensor:
         """Token ids (rows,) int64 from logits (rows, vocabulary), as ``sampler.choose``, by what each request asks."""
+        self.pooling.pool(now)
         rows = self._rows(now.packed) if self._asking else None
         tables = self._tables
         if rows is None or tables is None or not rows.shares:
@@ -152,6 +161,7 @@ class Shaping:
 
     def bring(self, now: Enqueued, back: Queue) -> None:
         """Send to the host what is told of the step's tokens; ``back`` comes after their choice."""
+        self.pooling.bring(now, back)
         index = now.upload.index
         count = len(self._told[index])
         if count and self._tables is not None:
@@ -161,26 +171,30 @@ class Shaping:
     # -- one step late --------------------------------------------------------------------------------------------
     def on_host(self, now: Enqueued) -> list[torch.Tensor]:
         """What the step brought back beside its tokens; to be read once it is over."""
-        index = now.upload.index
+        return [*self._shares_on_host(now.upload.index), *self.pooling.on_host(now)]
+
+    def _shares_on_host(self, index: int) -> list[torch.Tensor]:
         count = len(self._told[index])
         if not count or self._tables is None:
             return []
         return [pair.host[:count] for pair in self._brought(self._tables, index)]
 
-    def told(self, now: Enqueued) -> dict[int, TokenLogprob]:
+    def told(self, now: Enqueued) -> dict[int, TokenLogprob | Pooled]:
         """By sampled row, once the step is over; then forgotten."""
-        brought = self.on_host(now)
+        pooled: dict[int, TokenLogprob | Pooled] = {**self.pooling.told(now)}
+        brought = self._shares_on_host(now.upload.index)
         if not brought:
-            return {}
+            return pooled
         asked, self._told[now.upload.index] = self._told[now.upload.index], []
         shares, ids = (one.tolist() for one in brought)
-        return {
+        return pooled | {
             row: TokenLogprob(own, tuple(zip(likely[:most], top[:most], strict=True)))
             for (row, most), (own, *top), likely in zip(asked, shares, ids, strict=True)
         }
 
     def close(self) -> None:
         """Give host memory back, after a proved end only."""
+        self.pooling.close()
         if self._tables is not None:
             for pair in (*self._tables.pairs(), *self._masks):
                 self._gpu.free_host(pair.host)

@@ -217,7 +217,8 @@ class SharedHistories:
                 raise InvariantError(f"context {context.number} ran before its shared history was whole")
 
 
-def order(share: Share) -> tuple[int, int]:
-    """The order of shares in a step: by shared history, those without one first; then by segment."""
+def order(share: Share) -> tuple[int, bool, int]:
+    """The order of shares in a step: by shared history, those without one first; those that decode before prompts; then
+    by segment."""
     history = share.context.shared
-    return -1 if history is None else history.number, share.page.index
+    return -1 if history is None else history.number, share.prompt, share.page.index

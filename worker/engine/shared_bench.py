@@ -21,11 +21,11 @@ from worker.engine.bench import (
     WARM_STEPS,
     BenchSettings,
     dtype_of,
-    fill_histories,
     fresh_device,
 )
 from worker.engine.contexts import StepPlan
 from worker.engine.device_use import device_name, versions
+from worker.engine.filling import fill_histories
 from worker.engine.fit import rounded_up
 from worker.engine.link_rate import link_rate
 from worker.engine.local import LocalEngine

@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from common.errors import InvariantError
+from common.limits import WRITE_BACK_COPY_MIN_TOKENS
 from worker.engine.contexts import Share, StepPlan
 from worker.engine.fit import Fit, rounded_up
-from worker.engine.padding import NOWHERE, padded_history, padded_rows, pads, whole
 from worker.engine.page_leases import ContextSet
+from worker.engine.parts import Parts, parts_of
 from worker.engine.retention import Placement, streamed
 from worker.engine.sampling import uniform
 
@@ -36,12 +39,17 @@ class HistoryRun:
     placement: Placement
 
     @property
+    def copied_back(self) -> bool:
+        """Whether its new rows go to the host as one copy; else they are scattered with those of others."""
+        return self.added >= WRITE_BACK_COPY_MIN_TOKENS
+
+    @property
     def in_place(self) -> bool:
         """Whether it lies in the layer's pages."""
         return self.placement.home is not None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PackedStep:
     """A step as arrays, T new rows of B contexts of which S sample.
 
@@ -55,22 +63,26 @@ class PackedStep:
     runs: tuple[HistoryRun, ...]
     """One a share, in order; then the shared histories; then what is only brought in, without a row in this step."""
     longs: dict[str, Longs]
-    """``positions``, ``rows``, ``rows_in_place`` (T,); ``host_rows`` (T - padding,); ``prompt_to``, ``prompt_from``
-    (prompt rows,); ``last_to`` (decode rows,); ``sample_rows`` (S + padding,); ``top_k`` (S,) unless all are greedy.
+    """``positions``, ``rows``, ``rows_in_place`` (T,); ``host_rows`` (T - padding,), without those of runs that are
+    ``copied_back``: ``scattered`` has which these are, if not all; ``prompt_to`` and ``prompt_from`` (prompt rows,);
+    ``last_to`` (decode rows,); ``sample_rows`` (S + padding,); ``top_k`` (S,) unless all are greedy.
     With drafts ``ids`` (decode rows,); without, ``last_from`` (decode rows,) and ``sample_segments`` (S,)."""
     ints: dict[str, Ints]
     """``query_starts``, ``history_starts``, ``in_place`` (B + 1,), ``lengths`` (B,): each context's own rows.
     With G shared histories (H5) the same of them, ``shared_query_starts`` counted from ``first_shared_row``:
-    ``shared_query_starts``, ``shared_history_starts``, ``shared_in_place`` (G + 1,), ``shared_lengths`` (G,)."""
+    ``shared_query_starts``, ``shared_history_starts``, ``shared_in_place`` (G + 1,), ``shared_lengths`` (G,).
+    A step in ``parts`` has the same of its prompts' call: ``prompt_query_starts`` and so on."""
     floats: dict[str, Floats]
     """``temperature``, ``top_p``, ``chance`` (S,), and ``min_p`` (S,) where a row asks for it; empty when every row is
     greedy."""
     longest_query: int
     longest_history: int
-    """Of its own rows."""
+    """Of its own rows; of those that decode, where it is in ``parts``."""
     tail: tuple[tuple[int, int], ...]
     """How far each context's rows reach after this step, (context, rows): what its leases are sealed with (L3)."""
 
+    parts: Parts | None = None
+    """How its attention is cut; None for one call."""
     retained: bool = False
     """Whether any context has pages, of the device or of headroom, to be materialised."""
     captures: bool = False
@@ -113,12 +125,25 @@ class PackedStep:
         """Whether no row is a prompt's."""
         return not any(share.prompt for share in self.plan.shares)
 
-    @property
+    @cached_property
+    def staged(self) -> tuple[tuple[HistoryRun, Hashable], ...]:
+        """The runs of which rows come over the link, each with its host owner."""
+        return tuple((run, owner) for run, owner in self._owned() if run.placement.copies)
+
+    @cached_property
+    def copied_back(self) -> tuple[tuple[HistoryRun, Hashable], ...]:
+        """The runs whose new rows go to the host as copies, each with its host owner."""
+        return tuple((run, owner) for run, owner in self._owned() if run.copied_back)
+
+    def _owned(self) -> Iterator[tuple[HistoryRun, Hashable]]:
+        return zip(self.runs, self.contexts.owners, strict=True)
+
+    @cached_property
     def staged_rows(self) -> int:
         """Rows of history a layer needs from the host."""
-        return sum(run.placement.link_rows for run in self.runs)
+        return sum(run.placement.link_rows for run, _ in self.staged)
 
-    @property
+    @cached_property
     def hit_rows(self) -> int:
         """Rows of history a layer finds in the device pages (H1, H3)."""
         return sum(run.placement.hit_rows for run in self.runs)
@@ -128,10 +153,10 @@ class PackedStep:
         """Rows of history a layer needs no link for."""
         return self.hit_rows + self.headroom_rows
 
-    @property
+    @cached_property
     def headroom_rows(self) -> int:
         """Rows of history a layer finds in headroom (H2, H3)."""
-        return sum(run.placement.borrowed_rows for run in self.runs)
+        return sum(run.placement.borrowed_rows for run in self.runs if run.placement.borrowed)
 
     @property
     def spared_rows(self) -> int:
@@ -168,6 +193,8 @@ def _histories(plan: StepPlan, fit: Fit) -> _Histories:
             at += rounded_up(known + added, fit.page_rows)
         else:
             starts.append(placement.home)
+    if at > fit.slot_rows:
+        raise InvariantError(f"step {plan.step} needs {at} rows of slots of {fit.slot_rows}")
     return _Histories(placements, np.array(starts, np.int64), at)
 
 
@@ -207,57 +234,11 @@ def _contexts(plan: StepPlan) -> ContextSet:
     return ContextSet(tuple(number for number, _ in held), tuple(page for _, page in held))
 
 
-def pack(plan: StepPlan, fit: Fit, *, pad: bool = False) -> PackedStep:
+def pack(plan: StepPlan, fit: Fit, *, blocks: bool = False) -> PackedStep:
     """The arrays of a plan. Positions are absolute; a context that shares a history has own rows from its end on.
-    ``pad``: steps that only decode take one of few shapes."""
-    packed = _pack(plan, fit)
-    return _padded(packed, fit) if pad and pads(plan) else packed
-
-
-def _padded(packed: PackedStep, fit: Fit) -> PackedStep:
-    """The same step in the shape of ``padding``: further contexts of one row, which is all that they attend to."""
-    rows = packed.tokens
-    padding = padded_rows(rows) - rows
-    longs, ints = dict(packed.longs), dict(packed.ints)
-    for name, value in (("positions", 0), ("rows", fit.sink_row), ("rows_in_place", NOWHERE), ("last_from", 0)):
-        longs[name] = np.pad(longs[name], (0, padding), constant_values=value)
-    longs["sample_rows"] = longs["last_to"] = np.arange(rows + padding)
-    ints["query_starts"] = np.arange(rows + padding + 1, dtype=np.int32)
-    ints["lengths"] = np.pad(ints["lengths"], (0, padding), constant_values=1)
-    for name, value in (("history_starts", fit.sink_row), ("in_place", NOWHERE)):
-        ints[name] = np.pad(ints[name][:-1], (0, padding + 1), constant_values=value)
-    return replace(
-        packed,
-        longs=longs,
-        ints=ints,
-        padding=padding,
-        longest_history=padded_history(packed.longest_history),
-        whole=whole(packed.plan, tuple(run.placement for run in packed.runs)),
-    )
-
-
-def blank(rows: int, longest_history: int, fit: Fit) -> PackedStep:
-    """A step of that shape that is all padding."""
-    count = {"positions": 0, "rows": fit.sink_row, "rows_in_place": NOWHERE}
-    history = {"history_starts": fit.sink_row, "in_place": NOWHERE}
-    return PackedStep(
-        plan=StepPlan(-1, ()),
-        contexts=ContextSet((), ()),
-        runs=(),
-        longs={name: np.full(rows, value) for name, value in count.items()} | {"sample_rows": np.arange(rows)},
-        ints={name: np.full(rows + 1, value, np.int32) for name, value in history.items()}
-        | {"query_starts": np.arange(rows + 1, dtype=np.int32), "lengths": np.ones(rows, np.int32)},
-        floats={},
-        longest_query=1,
-        longest_history=longest_history,
-        tail=(),
-        padding=rows,
-        whole=True,
-    )
-
-
-def _pack(plan: StepPlan, fit: Fit) -> PackedStep:
+    ``blocks``: long prompts are attended in blocks (``parts``)."""
     shares, found = plan.shares, _histories(plan, fit)
+    runs = _runs(plan, fit, found)
     segments = np.array([share.page.index for share in shares], np.int64)
     starts = np.array([share.start for share in shares], np.int64)
     bases = np.array([share.context.base for share in shares], np.int64)
@@ -274,41 +255,56 @@ def _pack(plan: StepPlan, fit: Fit) -> PackedStep:
     longs = {
         "positions": positions,
         "rows": np.repeat(history_starts - bases, added) + positions,
-        "host_rows": np.repeat(host_firsts - bases, added) + positions,
         "rows_in_place": np.repeat(in_place, added),
         "prompt_to": prompt_to,
         "prompt_from": (np.repeat(offsets, added) + positions)[prompt_to],
         "last_to": np.flatnonzero(~prompt),
         "sample_rows": _sample_rows(shares, query_starts),
-    }
+    } | _scattered(runs, np.repeat(host_firsts - bases, added) + positions)
     if any(share.ids for share in shares):
         longs["ids"] = np.array([token for share in shares for token in share.ids], np.int64)
     else:
         longs["last_from"] = segments[[not share.prompt for share in shares]]
         longs["sample_segments"] = segments[[share.samples for share in shares]]
+    parts, cut = parts_of(plan, blocks)
     ints = {
         "query_starts": query_starts,
         "history_starts": np.append(history_starts, found.end),
         "lengths": lengths,
         "in_place": np.append(in_place, False),
     } | _shared_arrays(plan, query_starts, found)
-    floats = _chances([share for share in shares if share.samples], longs)
+    if parts is not None:
+        where = cut.pop("prompt_share")
+        ints |= cut
+        ints["prompt_history_starts"] = np.append(history_starts[where], found.end)
+        ints["prompt_in_place"] = np.append(in_place[where], False)
+    head = len(shares) if parts is None else parts.decodes
+    floats = chances([share for share in shares if share.samples], longs)
     return PackedStep(
         plan=plan,
         contexts=_contexts(plan),
-        runs=_runs(plan, fit, found),
+        runs=runs,
         longs={name: array.astype(np.int64, copy=False) for name, array in longs.items()},
         ints={name: array.astype(np.int32) for name, array in ints.items()},
         floats=floats,
-        longest_query=int(added.max()),
-        longest_history=int(lengths.max()),
+        longest_query=int(added[:head].max(initial=0)),
+        longest_history=int(lengths[:head].max(initial=0)),
         tail=tuple((share.context.number, share.start + share.rows) for share in shares),
         retained=any(placement.retained or placement.borrowed for placement in placements),
+        parts=parts,
         captures=bool(plan.shifts) or any(placement.captures or placement.lent for placement in placements),
         first_shared_row=int(query_starts[plan.joined[0].first]) if plan.joined else 0,
         longest_shared_query=int(np.diff(ints["shared_query_starts"]).max()) if plan.joined else 0,
         longest_shared_history=max((one.history.rows for one in plan.joined), default=0),
     )
+
+
+def _scattered(runs: Sequence[HistoryRun], host_rows: Longs) -> dict[str, Longs]:
+    """``host_rows``, and ``scattered`` unless it is all of them."""
+    if not any(run.copied_back for run in runs):
+        return {"host_rows": host_rows}
+    scattered = np.flatnonzero(np.repeat([not run.copied_back for run in runs], [run.added for run in runs]))
+    return {"host_rows": host_rows[scattered], "scattered": scattered}
 
 
 def _sample_rows(shares: Sequence[Share], query_starts: Longs) -> Longs:
@@ -318,7 +314,7 @@ def _sample_rows(shares: Sequence[Share], query_starts: Longs) -> Longs:
     return np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
 
 
-def _chances(sampling: list[Share], longs: dict[str, Longs]) -> dict[str, Floats]:
+def chances(sampling: list[Share], longs: dict[str, Longs]) -> dict[str, Floats]:
     """``PackedStep.floats``; ``top_k`` joins the longs."""
     settings = [share.context.request.sampling for share in sampling for _ in range(share.sampled_rows)]
     if all(setting.temperature <= 0 for setting in settings):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from common.errors import InvariantError
-from worker.structures import Choice, Guide, Sampling, TokenLogprob
+from worker.structures import Choice, Guide, Pooled, Sampling, TokenLogprob
 
 Decode = Callable[[Sequence[int]], str]
 _INCOMPLETE = "\ufffd"
@@ -28,6 +28,7 @@ class Answer:
             raise InvariantError("stop strings need a decoder")
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
+        self.vector: Sequence[float] = ()
         self.reason: str | None = None
         self.error = ""
         """Why it failed."""
@@ -46,10 +47,12 @@ class Answer:
     @property
     def choice(self) -> Choice:
         """As a result tells it, once it has ended."""
+        if self.vector:  # what was sampled behind an embedded prompt is nobody's
+            return Choice((), self.reason or "", vector=self.vector)
         told = tuple(self.logprobs[: len(self.token_ids)])
         return Choice(tuple(self.token_ids), self.reason or "", self.text_chars, told)
 
-    def add(self, token: int, told: TokenLogprob | None = None) -> str | None:
+    def add(self, token: int, told: TokenLogprob | Pooled | None = None) -> str | None:
         """Take the next token, with what is told of it; ``stop`` or ``length`` when the answer ends with it, ``failed``
         when its guide cannot go on. Later tokens are surplus."""
         if self.reason is not None:
@@ -58,7 +61,9 @@ class Answer:
             self.reason = "stop"
             return self.reason
         self.token_ids.append(token)
-        if told is not None:
+        if isinstance(told, Pooled):
+            self.vector = told.vector
+        elif told is not None:
             self.logprobs.append(told)
         if self._guide is not None:
             self._guide.take(token)

@@ -19,8 +19,8 @@ from worker.engine.device import Device, Event, QueueName
 from worker.engine.sampler import Chances
 from worker.engine.step import PackedStep
 
-_ROW_TABLES = 6
-_CONTEXT_TABLES = 12
+_ROW_TABLES = 7
+_CONTEXT_TABLES = 16
 """At most so many arrays of one 8-byte word a row, or a context, are in one step (``step.PackedStep``)."""
 _PADDING_WORDS = 64
 

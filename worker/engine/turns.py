@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.limits import DECISIONS_KEPT_MAX_COUNT
+from worker.engine.contexts import Context
 from worker.engine.quantum import Candidate, Quantum, Rates, plan
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
+class Decoding(NamedTuple):
     """A context that could decode now: ``rows`` of history of its own, ``remaining`` tokens at most; it reads
     ``shared_rows`` of the shared history numbered ``shared`` as well, -1 for none (H5)."""
 
@@ -24,6 +25,14 @@ class Decoding:
     remaining: int
     shared: int = -1
     shared_rows: int = 0
+
+
+def decoding_of(contexts: Sequence[Context]) -> list[Decoding]:
+    """Contexts that could decode, as plans see them."""
+    return [
+        Decoding(one.number, one.own_rows, one.request.sampling.max_tokens - one.sampled, one.base_number, one.base)
+        for one in contexts
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import pytest
 from broker import explain
 from broker.answers import answer
 from broker.effects import AssignLine, EndAttempt, History, Query, SaveJob, StoreResult
+from broker.inputs import Tick
 from broker.state import NOT_SAID, Line
 from common import limits, messages
 from common.messages import LineRef
@@ -307,3 +308,30 @@ def test_a_jobs_story_counts_its_attempts_and_an_unknown_line_is_refused(disk: D
     assert told[-1] == "now: no worker is connected"
     assert ask(disk, messages.Explain(1, JOB, "nobody")).code == "no_line"
     assert ask(disk, messages.Explain(1, "elsewhere", "")).code == "no_job"
+
+
+def test_what_top_needs_is_in_one_answer_each(disk: Disk) -> None:
+    """Rates of jobs and workers, the engine's own figures, and why the first line there waits: its kind alone."""
+    session = log_in(disk.state)
+    job = disk.state.jobs[JOB]
+    for seconds, ended, tokens in ((0.0, 0, 0), (2.0, 3, 80)):
+        job.completed = ended
+        feed(disk.state, Tick(10**12), later(seconds))
+        engine = messages.EngineReport(2, 1, 6, 2, 30, 100, tokens * 1000, 5e9)
+        sent = beat(session, lines=0, size=64, tokens=tokens, engine=engine, waits="segments: all 4 owned, by b's line")
+        feed(disk.state, came(sent), later(seconds))
+    found = ask(disk, messages.AskWorkers(1)).workers[0]
+    assert (found.engine, found.credit_bytes, found.tokens_s, found.staged_bytes_s) == (engine, 64, 40.0, 40_000.0)
+    assert found.waits == "segments"
+    assert ask(disk, messages.AskStatus(1, JOB)).lines_s == pytest.approx(1.5)
+
+
+def test_open_jobs_alone(disk: Disk) -> None:
+    """However many have ended. Control: asked for all, they are there; and another key's are not, either way."""
+    job = disk.state.jobs[JOB]
+    assert [one.job for one in ask(disk, messages.AskJobs(1, 0, open_only=True), job.owner).jobs] == [JOB]
+    assert ask(disk, messages.AskJobs(1, 0, open_only=True), "bob").jobs == ()
+    assert ask(disk, messages.AskJobs(1, 1, open_only=True), job.owner).jobs == ()
+    del disk.state.jobs[JOB]
+    assert ask(disk, messages.AskJobs(1, 0, open_only=True), job.owner).jobs == ()
+    assert [one.job for one in ask(disk, messages.AskJobs(1, 0), job.owner).jobs] == [JOB]

@@ -66,7 +66,7 @@ def test_what_editors_do_to_files_is_tolerated(disk: Disk, data: bytes, total: i
 
 BAD_FILE = b"".join(
     (
-        good_line(0), b"{\n", good_line(0), good_line(1, url="/v1/embeddings"), b"\xff\n", good_line(2),
+        good_line(0), b"{\n", good_line(0), good_line(1, url="/v1/moderations"), b"\xff\n", good_line(2),
         good_line(3, body={"model": "other", "prompt": "x"}), good_line(1), b"[]\n",
     )
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -217,3 +218,29 @@ def test_the_installed_command_tells_its_version_without_the_engine() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("haulier ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "place", "offered"),
+    [("haulier su", 1, ["submit"]), ("haulier fetch --par", 2, ["--partial"]),
+     ("haulier bench ", 2, ["ring", "engine", "fleet"]), ("haulier nothing-", 1, [])],
+)  # fmt: skip
+def test_a_shell_completes_commands_and_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, place: int, offered: list[str]
+) -> None:
+    """What --install-completion has the shell ask: one line for each word that fits. Control: one that nothing fits."""
+    for name, value in (("_HAULIER_COMPLETE", "complete_bash"), ("COMP_WORDS", typed), ("COMP_CWORD", str(place))):
+        monkeypatch.setenv(name, value)
+    with contextlib.suppress(SystemExit):
+        cli.main([])
+    assert set(capsys.readouterr().out.split()) == set(offered)
+
+
+def test_the_completion_that_is_shown_asks_for_this(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """haulier --show-completion, for bash and by its name in the script."""
+    monkeypatch.setattr("shellingham.detect_shell", lambda *_: ("bash", "/bin/bash"))
+    with contextlib.suppress(SystemExit):
+        cli.main(["--show-completion"])
+    assert "_HAULIER_COMPLETE=complete_bash" in capsys.readouterr().out

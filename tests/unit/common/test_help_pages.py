@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from common.cli import build_app
-from common.help_pages import FEW, PANELS, arrange
+from common.help_pages import COMMANDS, FEW, PANELS, arrange
 
 
 def _commands(command: Any, name: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -30,7 +30,7 @@ def _tree() -> dict[tuple[str, ...], Any]:
 TREE = _tree()
 
 
-@pytest.mark.parametrize("name", ["run", "worker", "bench engine", "broker", "submit", "keys add"])
+@pytest.mark.parametrize("name", ["run", "worker", "bench engine", "broker", "submit", "keys add", "top", "doctor"])
 def test_a_page_fits_80_columns(name: str) -> None:
     """In life: a terminal of 80 columns: no option's name is cut, and no line is longer."""
     words, command = [sys.executable, "-m", "common.cli", *name.split(), "--help"], TREE[tuple(name.split())]
@@ -58,3 +58,15 @@ def test_every_name_in_a_panel_is_a_parameter() -> None:
     """A renamed option would silently fall out of its panel."""
     known = {param.name for command in TREE.values() if len(command.params) > FEW for param in command.params}
     assert [name for names in PANELS.values() for name in names if name not in known] == []
+
+
+def test_every_command_has_its_place_on_the_first_page() -> None:
+    """In one panel, in the order that is declared; none is missing."""
+    below = TREE[()].commands
+    assert list(below) == [name for names in COMMANDS.values() for name in names]
+    words = [sys.executable, "-m", "common.cli", "--help"]
+    done = subprocess.run(words, env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, check=True)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    places = [done.stdout.index(f"─ {panel} ─") for panel in COMMANDS]
+    assert places == sorted(places)
+    assert "Exit codes: 0 done" in done.stdout

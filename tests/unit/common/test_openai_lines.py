@@ -77,7 +77,7 @@ BAD: list[tuple[str, bytes]] = [
     ("invalid_custom_id", raw(line(custom_id="x" * (limits.CUSTOM_ID_MAX_CHARS + 1)))),
     ("invalid_custom_id", b'{"custom_id": "\\ud800", "method": "POST"}'),
     ("invalid_method", raw(line(method="GET"))),
-    ("url_mismatch", raw(line(url="/v1/embeddings"))),
+    ("url_mismatch", raw(line(url="/v1/moderations"))),
     ("url_mismatch", raw(line(url=["/v1/completions"]))),
     ("model_mismatch", raw(body(model="other"))),
     ("model_mismatch", raw(body(model="\ud800"))),

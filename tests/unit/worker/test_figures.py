@@ -12,7 +12,7 @@ import pytest
 from common import limits
 from common import messages as wire
 from common.config import EngineSettings, KeySettings, WorkerSettings
-from common.messages import LineRef
+from common.messages import EngineReport, LineRef
 from common.metrics import Metrics
 from worker import machinery
 from worker.figures import LOOK_EVERY_S, Figures
@@ -73,11 +73,14 @@ def test_the_engines_own_figures_are_metrics(table: Table) -> None:
     engine.figures = lambda: EngineFigures(  # type: ignore[method-assign]
         5, 7, 1_000, 10, 3, 2, 4, 6, (("segments", 9),), 70, 6, 2, (("free page", 5),), 1.5, 1.25,
         90, 30, 100, (("page kept in headroom", 8),), held_up=HeldUp(LineRef("job", 1, 1), "segments: all owned"),
+        link_bytes_s=2e9,
     )  # fmt: skip
     assert table.figures.snapshot(table.built).held_up is None
     for now in (100.0, 100.0 + LOOK_EVERY_S):
         table.figures.look(table.built, now)
     assert table.figures.snapshot(table.built).held_up == (LineRef("job", 1, 1), "segments: all owned")
+    assert table.figures.snapshot(table.built).engine == EngineReport(4, 6, 6, 2, 30, 100, 1_000, 2e9)
+    assert table.value("link_bytes_per_second") == 2e9
     found = [
         table.value(name)
         for name in ("tokens_generated_total", "staged_bytes_total", "written_back_bytes_total", "step_seconds_count")

@@ -344,7 +344,7 @@ def test_a_body_that_is_no_object_fails_alone(body: bytes) -> None:
 
 
 def test_an_address_that_is_not_served_is_refused() -> None:
-    """An embeddings job on a worker that generates."""
+    """A job for something else on a worker that generates."""
     with pytest.raises(RequestError) as caught:
-        read(REF, "/v1/embeddings", b"{}", SERVING)
+        read(REF, "/v1/moderations", b"{}", SERVING)
     assert caught.value.code == "invalid_url"

@@ -15,6 +15,7 @@ from common.messages import LineRef
 from worker import model_store, responses, tokenizer
 from worker.echo_engine import EchoCodec
 from worker.request_rules import RequestError, Serving
+from worker.structured import Structure
 from worker.structures import (
     Choice,
     Finished,
@@ -251,6 +252,27 @@ def test_tools_are_written_by_the_template_or_refused(hub: tokenizer.HubCodec, m
     monkeypatch.setattr(hub._tokenizer, "chat_template", template)
     assert hub.chat_text(say("hi"), [tool]) == json.dumps(tool) + "hi"
     assert hub.chat_text(say("hi")) == "hi"
+
+
+@pytest.mark.model
+def test_a_tokenizer_that_guides_nothing_serves_all_else(
+    hub: tokenizer.HubCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library does not know this kind of tokenizer: structured lines are refused with its reason, others run.
+    Control: with the tokenizer itself there is a guide."""
+    wanted = Structure("guided_regex", "a|b", regex=True)
+    assert hub.guide(wanted, (2,)).words == -(-hub.vocabulary // 32)
+    monkeypatch.setattr(hub, "_guides", None)
+
+    class Unknown:
+        def to_str(self) -> str:
+            return '{"model": {"type": "Unheard"}}'
+
+    monkeypatch.setattr(hub, "_backend", Unknown())
+    hub.make_guides((2,))
+    with pytest.raises(RequestError, match="can hold no answer to a form") as caught:
+        hub.guide(wanted, (2,))
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "guided_regex")
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Any) -> None:

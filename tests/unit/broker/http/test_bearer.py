@@ -96,6 +96,7 @@ def test_keys_come_and_go(keys: Path) -> None:
         (f"{SECRET} ../alice", "tenant"),
         (f"{SECRET} admin2", "admin"),
         (f"{SECRET} alice\n{SECRET} bob", "line 2"),
+        (f"{SECRET}\u043a alice", "other than ASCII"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_without_its_keys(tmp_path: Path, text: str, words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,7 +47,7 @@ class Bench:
         upload = self.shelf.begin()
         upload.write(LINES)
         file = self.shelf.keep("local", upload, "in.jsonl").id
-        record = BatchRecord(self.shelf.new_id(BATCH), 1.0, file, "/v1/completions", "24h", 86400, **changes)  # type: ignore[arg-type]
+        record = BatchRecord(self.shelf.new_id(BATCH), time.time(), file, "/v1/completions", "24h", 86400, **changes)  # type: ignore[arg-type]
         self.shelf.put_batch("local", record)
         return record
 
@@ -145,3 +146,48 @@ def test_cancelled_before_the_broker_heard_of_it(bench: Bench) -> None:
     assert bench.until(record.id, lambda one: bool(one.status)).status == "cancelled"
     bench.until(other.id, lambda one: one.handed_over)
     assert list(bench.broker.jobs) == [other.job]
+
+
+def test_a_broker_whose_disk_is_full_costs_no_batch(bench: Bench) -> None:
+    """It was answered for: it waits until there is room. Control: what the broker refuses for good fails it."""
+    refused: dict[str, str] = {"code": "store_full"}
+
+    def full(message: object) -> object:
+        if isinstance(message, messages.Submit) and refused:
+            return messages.Failure(message.request, refused["code"], "no room", 4)
+        return None
+
+    bench.broker.answer = full
+    record = bench.batch()
+    bench.start()
+    for code in ("store_full", "disk"):
+        refused["code"] = code
+        heard = len(bench.broker.heard)
+        deadline = time.monotonic() + 60
+        while len(bench.broker.heard) < heard + 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert bench.shelf.batch("local", record.id).status == ""
+    refused.clear()
+    assert bench.until(record.id, lambda one: one.handed_over).status == ""
+    refused["code"] = "job_deleted"
+    other = bench.batch()
+    bench.carrier.add("local", other)  # type: ignore[union-attr]
+    assert bench.until(other.id, lambda one: bool(one.status)).status == "failed"
+
+
+def test_a_batch_that_never_reached_the_broker_expires_with_its_window(bench: Bench) -> None:
+    """Control: one that has time left waits on, and one that the broker has heard of is the broker's to end."""
+
+    def answer(message: object) -> object:
+        if isinstance(message, messages.Submit):
+            return messages.Failure(message.request, "store_full", "no room", 4)
+        return messages.Failure(getattr(message, "request", 0), "no_job", "no such job", 4)
+
+    bench.broker.answer = answer
+    late, early = bench.batch(), bench.batch()
+    bench.shelf.put_batch("local", dataclasses.replace(late, created_at=time.time() - late.window_s - 1))
+    bench.shelf.put_batch("local", dataclasses.replace(early, created_at=time.time()))
+    bench.start()
+    assert bench.until(late.id, lambda one: bool(one.status)).status == "expired"
+    assert bench.shelf.batch("local", early.id).status == ""

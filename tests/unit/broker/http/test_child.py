@@ -81,3 +81,15 @@ def test_where_the_broker_is_reached() -> None:
 def test_the_plan_arrives_as_it_was_written() -> None:
     plan = Plan(7, "tcp://127.0.0.1:7700", "/s", "", "", 5, 6)
     assert read(plan.written()) == plan
+
+
+def test_tls_takes_both_files_or_none(tmp_path: Path) -> None:
+    """And files that are none of it are refused by name before anything starts. Control: without them plain HTTP."""
+    with pytest.raises(UsageError, match="--http-cert and --http-key go together"):
+        HttpSettings("127.0.0.1:0", cert=tmp_path / "cert")
+    for name in ("cert", "key"):
+        (tmp_path / name).write_text("no certificate\n")
+    for cert in (tmp_path / "cert", tmp_path / "none"):
+        with pytest.raises(RefusedError, match="--http-cert"):
+            child.check(settings(tmp_path, HttpSettings("127.0.0.1:0", cert=cert, key=tmp_path / "key")))
+    assert HttpSettings("127.0.0.1:0").cert is None

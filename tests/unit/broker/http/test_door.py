@@ -20,6 +20,7 @@ from broker.http.faults import ApiFault, BrokerFailure
 from broker.http.fleet import Fleet, StoppingError
 from broker.http.records import FILE, FileRecord
 from broker.http.shelf import Shelf
+from broker.http.visits import Visits
 from common import limits, messages
 from common.clock import SystemClock
 from common.config import KeySettings
@@ -224,3 +225,137 @@ def test_an_answer_that_breaks_off_is_cut_and_not_ended() -> None:
 
     assert ended(fails=False)
     assert not ended(fails=True)
+
+
+# -- the page for people --------------------------------------------------------------------------------------------
+
+
+async def headers_of(door: Door, what: dict[str, Any], body: bytes = b"") -> tuple[int, dict[str, str], str]:
+    """Status, headers and text of one request."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await door(what, receive, send)
+    found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return sent[0]["status"], found, b"".join(one.get("body", b"") for one in sent[1:]).decode()
+
+
+class NoFleet(Fleet):
+    """A broker that does not answer."""
+
+    def tenant(self, tenant: str) -> Any:
+        raise UnreachableError(f"no broker answered {tenant}")
+
+
+def page_door(tmp_path: Path, keys: bool) -> Door:
+    path = tmp_path / "keys"
+    path.write_text("k1 alice\n")
+    bearer = Bearer(path) if keys else None
+    visits = Visits(bearer, SystemClock()) if bearer is not None else None
+    fleet = NoFleet("tcp://127.0.0.1:1", KeySettings(None, insecure=True), keys)
+    shelf = Shelf(tmp_path / "tenants", SystemClock(), 0)
+    carrier = Carrier(shelf, fleet, SystemClock())
+    return Door(Api(shelf, fleet, carrier, SystemClock(), 100, tmp_path / "pulse", visits).app(), bearer, visits=visits)
+
+
+def test_with_keys_the_page_asks_for_one_and_the_cookie_opens_nothing_else(tmp_path: Path) -> None:
+    """Without a cookie: the form. With it: the page, here of a broker that is away, and still no endpoint of /v1."""
+
+    async def run() -> None:
+        door = page_door(tmp_path, keys=True)
+        assert (await headers_of(door, scope("/")))[1]["location"] == "/fleet"
+        status, found, _ = await headers_of(door, scope("/fleet", cookie="haulier_visit=guess"))
+        assert (status, found["location"]) == (303, "/fleet/login")
+        status, found, text = await headers_of(door, scope("/fleet/login"))
+        assert status == 200
+        assert 'type="password"' in text
+        assert "default-src 'none'" in found["content-security-policy"]
+        for body, answer in ((b"key=k2", 401), (b"", 401), (b"key=" + b"x" * 9000, 413), (b"\xff\xfe=\x00&key", 401)):
+            assert (await headers_of(door, scope("/fleet/login", "POST"), body))[0] == answer
+        status, found, _ = await headers_of(door, scope("/fleet/login", "POST"), b"key=k1")
+        assert (status, found["location"]) == (303, "/fleet")
+        cookie = found["set-cookie"].partition(";")[0]
+        status, _, text = await headers_of(door, scope("/fleet", cookie=cookie))
+        assert status == 503
+        assert "no broker answered alice" in text
+        for path, method in (("/v1/files", "GET"), ("/v1/batches", "POST"), ("/v1/models", "GET")):
+            assert (await headers_of(door, scope(path, method, cookie=cookie)))[0] == 401
+        assert (await headers_of(door, scope("/fleet", authorization="Bearer k1")))[0] == 503
+        assert (await headers_of(door, scope("/fleet", authorization="Bearer k2")))[0] == 401
+        status, found, _ = await headers_of(door, scope("/fleet/logout", "POST", cookie=cookie))
+        assert (status, found["location"]) == (303, "/fleet/login")
+        assert (await headers_of(door, scope("/fleet", cookie=cookie)))[0] == 303
+
+    asyncio.run(run())
+
+
+def test_other_sites_send_no_forms_of_ours(tmp_path: Path) -> None:
+    """By what the browser says of where the form was. Control: the page's own, and programs, which say nothing."""
+
+    async def run() -> None:
+        door = page_door(tmp_path, keys=True)
+        for headers, status in (
+            ({"sec-fetch-site": "cross-site"}, 403), ({"sec-fetch-site": "same-site"}, 403),
+            ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403),
+            ({"sec-fetch-site": "same-origin"}, 303), ({"origin": "http://localhost"}, 303), ({}, 303),
+        ):  # fmt: skip
+            for path in ("/fleet/login", "/fleet/logout"):
+                assert (await headers_of(door, scope(path, "POST", **headers), b"key=k1"))[0] == status
+
+    asyncio.run(run())
+
+
+def test_without_keys_loopback_sees_the_page_and_other_names_do_not(tmp_path: Path) -> None:
+    """A web page whose name was made to point here gets nothing of it."""
+
+    async def run() -> None:
+        door = page_door(tmp_path, keys=False)
+        assert (await headers_of(door, scope("/fleet")))[0] == 503
+        assert (await headers_of(door, scope("/fleet/login")))[1]["location"] == "/fleet"
+        assert (await headers_of(door, scope("/fleet/login", "POST"), b"key=k1"))[1]["location"] == "/fleet"
+        assert (await headers_of(door, scope("/fleet", host="evil.example")))[0] == 403
+        assert (await headers_of(door, scope("/fleet", origin="http://evil.example")))[0] == 403
+
+    asyncio.run(run())
+
+
+def test_who_is_refused_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then, for ever: the refusal goes out all the same, and the connection is to end."""
+    monkeypatch.setattr(limits, "HTTP_DRAIN_S", 0.1)
+    path = tmp_path / "keys"
+    path.write_text("k1 alice\n")
+
+    async def run() -> None:
+        async def drips() -> dict[str, Any]:
+            await asyncio.sleep(0.01)
+            return {"type": "http.request", "body": b"x", "more_body": True}
+
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await asyncio.wait_for(Door(JSONResponse({}), Bearer(path))(scope(method="POST"), drips, send), 30)
+        assert sent[0]["status"] == 401
+        assert (b"connection", b"close") in sent[0]["headers"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (BrokerFailure("store_full", "x", 4), 507), (BrokerFailure("disk", "x", 4), 507),
+        (BrokerFailure("busy", "x", 3), 503), (BrokerFailure("no_job", "x", 4), 404),
+        (BrokerFailure("job_open", "x", 4), 409), (UnreachableError("x"), 503), (StoppingError("x"), 503),
+        (OSError(28, "No space left on device"), 507), (OSError(5, "Input/output error"), 500),
+    ],
+)  # fmt: skip
+def test_a_failure_that_may_pass_is_none_of_the_requests(error: Exception, status: int) -> None:
+    """Clients try again on 5xx; 409 says that the request itself cannot be met."""
+    assert fault_of(error).status == status

@@ -96,3 +96,44 @@ def test_a_name_is_a_name_and_no_path() -> None:
     """It is shown, and never where something is kept."""
     assert taken([body(name=b"../../etc/passwd")])[0] == "passwd"
     assert len(taken([body(name=b"x" * 1000)])[0]) == limits.HTTP_FILE_NAME_MAX_CHARS
+
+
+@given(st.data())
+def test_any_body_is_a_form_or_the_clients_fault(data: st.DataObject) -> None:
+    """Bytes put in, taken out, changed and doubled anywhere: a whole form, or 400 or 413, and nothing else."""
+    mutated = bytearray(body())
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(mutated)))
+        match data.draw(st.integers(0, 3)):
+            case 0:
+                mutated[at:at] = data.draw(st.binary(min_size=1, max_size=8))
+            case 1:
+                del mutated[at : at + data.draw(st.integers(1, 40))]
+            case 2:
+                mutated[at:at] = mutated[: data.draw(st.integers(0, 200))]
+            case _:
+                mutated[at : at + 1] = data.draw(
+                    st.sampled_from([b"\r", b"\n", b'"', b";", b"=", b"\x00", b"\xff", b"--b"])
+                )
+    assert status_of(KIND, bytes(mutated)) in (200, 400, 413)
+
+
+@given(st.text(st.characters(max_codepoint=255), max_size=60) | st.sampled_from(
+    ["multipart/form-data", "multipart/form-data; boundary=", 'multipart/form-data; boundary="',
+     "multipart/form-data; boundary=\x00",
+     "multipart/form-data; boundary=" + "b" * 500, "text/plain; boundary=b", "multipart/form-data; boundary*=utf-8''b"],
+))  # fmt: skip
+def test_any_content_type_is_a_form_or_the_clients_fault(kind: str) -> None:
+    """Whatever a header holds: Latin-1, as HTTP has it."""
+    assert status_of(kind, body()) in (200, 400, 413)
+
+
+def status_of(kind: str, data: bytes) -> int:
+    """What an upload is answered with; any other failure than the client's is one of the test."""
+    try:
+        form = Form(kind, 1000)
+        form.feed(data)
+        form.end()
+    except ApiFault as fault:
+        return fault.status
+    return 200

@@ -28,7 +28,7 @@ def test_a_batch() -> None:
     [
         ({"input_file_id": None}, "input_file_id"),
         ({"input_file_id": "file-../../x"}, "input_file_id"),
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
         ({"endpoint": 7}, "endpoint"),
         ({"completion_window": "0"}, "completion_window"),
         ({"completion_window": "31d"}, "completion_window"),

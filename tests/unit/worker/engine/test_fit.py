@@ -171,7 +171,9 @@ def test_what_fits_really_fits(
     assert held <= found.arena_rows
     if residency == "staged":
         assert found.slot_rows == found.useful_rows, "without --slot-gib a slot has room for all that a step needs"
-    assert found.arena_rows * geometry.layer_token_bytes <= pages * GIB
+    assert (found.arena_rows - 1) * geometry.layer_token_bytes <= pages * GIB
+    assert found.sink_row not in range(found.slot_first(2)), "padding writes a row of a slot"
+    assert not found.pages or found.sink_row >= found.layer_first(geometry.layers), "padding writes a row of a page"
 
 
 def test_short_segments_make_less_history_of_use() -> None:

@@ -91,7 +91,9 @@ def test_guided_answers_keep_to_their_form(temperament: Temperament) -> None:
     assert finished[3].token_ids[-1] == rigs.VOCABULARY - 1
 
 
-@pytest.mark.parametrize("changes", [{"retain": "on"}, {"residency": "full"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"retain": "on"}, {"residency": "full"}, {"retain": "on", "graphs": "on"}], ids=str
+)
 def test_guided_answers_are_the_same_on_each_route(changes: dict[str, Any]) -> None:
     """Streamed, retained and resident."""
     assert {one: told.token_ids for one, told in run(**changes).items()} == {

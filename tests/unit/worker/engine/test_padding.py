@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.limits import GRAPH_HISTORY_MIN_ROWS
+from common.limits import GRAPH_HISTORY_MIN_TOKENS
 from worker.engine.padding import padded_history, padded_rows
 
 
@@ -22,8 +22,8 @@ def test_rows_are_padded_by_a_quarter_at_most(rows: int) -> None:
 def test_a_history_is_rounded_by_an_eighth_at_most(rows: int) -> None:
     """In life: a kernel splits a longest history that is not there; it must not cost."""
     padded = padded_history(rows)
-    assert max(rows, GRAPH_HISTORY_MIN_ROWS) <= padded
-    assert padded <= max(GRAPH_HISTORY_MIN_ROWS, rows * 9 // 8)
+    assert max(rows, GRAPH_HISTORY_MIN_TOKENS) <= padded
+    assert padded <= max(GRAPH_HISTORY_MIN_TOKENS, rows * 9 // 8)
 
 
 def test_few_shapes_serve_a_whole_service() -> None:

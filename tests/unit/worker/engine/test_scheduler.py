@@ -156,7 +156,8 @@ def test_any_life_keeps_the_books_and_computes_each_row_once(
                     alive.remove(share.context)
         rules.check()
         if plan is not None:
-            assert [s.page.index for s in plan.shares] == sorted({s.page.index for s in plan.shares})
+            assert list(plan.shares) == sorted(plan.shares, key=lambda s: (s.prompt, s.page.index))
+            assert len({s.page.index for s in plan.shares}) == len(plan.shares)
             for share in plan.shares:
                 number = share.context.number
                 assert share.start == rows.get(number, 0)

@@ -106,7 +106,9 @@ def test_each_shape_changes_an_answer() -> None:
         assert (plain == shaped) == (name in ("plain", "logprobs")), name
 
 
-@pytest.mark.parametrize("changes", [{}, {"retain": "on"}, {"residency": "full"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"retain": "on"}, {"residency": "full"}, {"retain": "on", "graphs": "on"}], ids=str
+)
 def test_drawn_answers_are_what_transformers_would_draw_from(changes: dict[str, Any]) -> None:
     """Temperature, top_k, top_p and min_p, with penalties, on each route: every token is the one at its chance in the
     distribution that transformers' warpers leave."""
@@ -238,3 +240,28 @@ def test_a_request_is_answered_once_when_its_last_choice_ends() -> None:
             assert finished.request.sampling.choices == 7
         else:
             assert finished.reason == "cancelled"
+
+
+def test_drafts_change_nothing_of_what_goes_with_them() -> None:
+    """Bias, min_p, log probabilities and choices with drafted tokens, some of which are taken: the same answers."""
+    again = [5, 11, 60, 7, 5, 11, 60, 7, 5, 11, 60]
+    samplings = [
+        Sampling(20, shape=Shape(bias=((7, 9.0), (5, 8.0), (11, 8.0), (60, 8.0)), logprobs=2)),
+        Sampling(20, 0.7, seed=3, min_p=0.1, choices=2, shape=Shape(bias=((7, 4.0), (5, 4.0)), logprobs=0)),
+    ]
+
+    def run(**changes: Any) -> tuple[dict[int, Finished], LocalEngine]:
+        local = LocalEngine(rigs.model(), rigs.settings(**changes))
+        local.submit([again, again], samplings)
+        return local.run(), local
+
+    plain, _ = run()
+    drafted, local = run(draft_tokens=3)
+    assert local.engine.drafts is not None
+    assert local.engine.drafts.taken > 0
+    for number in (0, 1):
+        for one, other in zip(plain[number].choices, drafted[number].choices, strict=True):
+            assert one.token_ids == other.token_ids
+            assert [told.logprob for told in one.logprobs] == pytest.approx(
+                [told.logprob for told in other.logprobs], abs=1e-4
+            )
