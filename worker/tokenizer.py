@@ -213,7 +213,7 @@ class Preparer:
         check_lengths(pieces, serving.context_tokens, serving.ring_tokens)
         held = array("i", [token for one in ids for token in one])
         sampling = Sampling(1, shape=Shape(pool=inputs.form))
-        text = held if self._drafting else None
+        text = held if self._keeping else None
         request = Request(job.ref, job.url, serving.model, len(held), sampling, text=text, pieces=tuple(pieces))
         return Prepared(request, held)
 

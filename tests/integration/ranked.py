@@ -24,7 +24,7 @@ from ring.accounting import Accounting
 from ring.producer import Producer
 from worker.engine import cells, engine, rank_group
 from worker.engine.admission import PagePool
-from worker.engine.engine import Watch
+from worker.engine.callbacks import Watch
 from worker.engine.local import RING_ENTRIES_COUNT, LocalEngine, ring_memory
 from worker.engine.model import LoadedModel
 from worker.engine.rank_group import LeadingEngine, RankGroup

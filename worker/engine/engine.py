@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
 
 import torch
 
@@ -23,8 +22,9 @@ from common.errors import InvariantError
 from common.limits import ENGINE_IDLE_S, STEPS_REPORTED_MAX_COUNT
 from ring.consumer import Consumer
 from worker.engine.addresses import Addresses
+from worker.engine.callbacks import Agree, Stop, Watch
 from worker.engine.choices import Choices, at_once, choices_of
-from worker.engine.contexts import Context, StepPlan
+from worker.engine.contexts import Context
 from worker.engine.device import DeviceError, QueueName
 from worker.engine.device_pool import DevicePool
 from worker.engine.drafts import Drafts
@@ -59,20 +59,6 @@ from worker.structures import EngineFigures, Finished, Pooled, Request, TokenLog
 
 class UnprovenError(DeviceError):
     """The engine failed and nothing proves that the device is done: all is retained, the process must end (L6)."""
-
-
-Watch = Callable[[StepPlan, torch.Tensor], None]
-"""Sees each step's plan and its logits (sampled rows, vocabulary), on the device; for tests and measurements."""
-
-
-Agree = Callable[[int, Sequence[int]], None]
-"""Told of each landed step its number, tokens and how far its rows reach; raises if another rank has others."""
-
-
-class Stop(Protocol):
-    """``threading.Event``, or anything that says when to stop."""
-
-    def is_set(self) -> bool: ...
 
 
 class Engine:

@@ -18,7 +18,8 @@ from ring.accounting import Accounting
 from ring.consumer import Consumer
 from ring.memory import HostRingMemory, RingMemory
 from ring.producer import Producer
-from worker.engine.engine import Engine, Watch
+from worker.engine.callbacks import Watch
+from worker.engine.engine import Engine
 from worker.engine.model import LoadedModel
 from worker.engine.transport import Quarantine
 from worker.structures import Finished, Guide, Request, Sampling, SharedPrefix

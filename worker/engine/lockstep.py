@@ -18,7 +18,7 @@ from common.limits import STEP_DEADLINE_S
 from ring.consumer import Consumer, Source
 from ring.descriptor import Entry
 from ring.mirror import Mirror, MirrorConsumer
-from worker.engine.engine import Stop
+from worker.engine.callbacks import Stop
 from worker.engine.rank_messages import Begin, Landed, Message, News, Read, carried, digest, pack, unpack
 
 _LENGTH = struct.Struct("<Q")

@@ -146,7 +146,7 @@ def from_folder(place: str | Path, device: Device, dtype: str, context_tokens: i
         geometry = geometry_of(_text_part(config), wanted.itemsize, context_tokens)
         _refuse_fixed_attention(config)
         if ranks > 1:
-            refuse_unspreadable(geometry, _spread_plan(config), _spread_sizes(config), ranks)
+            refuse_unspreadable(geometry, _spread_plan(config), _spread_sizes(config), ranks, _experts(config))
             geometry = share_of(geometry, ranks)
         if Path(place).is_dir():
             model_files.check(Path(place))
@@ -201,6 +201,13 @@ def _spread_sizes(config: Any) -> dict[str, int]:
     """Other widths that the plan splits."""
     names = {"intermediate_size": "rows of a gated MLP", "vocab_size": "token ids"}
     return {words: int(getattr(config, name, 0) or 0) for name, words in names.items()}
+
+
+def _experts(config: Any) -> int:
+    """Of each layer, by the names that configs have for them; 0: none. Releases of transformers differ in whether their
+    plans tell."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return max(int(getattr(config, name, 0) or 0) for name in names)
 
 
 @contextmanager

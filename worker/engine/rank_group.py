@@ -22,9 +22,10 @@ from common import limits, log, parent
 from common.config import EngineSettings
 from common.errors import HaulierError, RefusedError, UsageError
 from ring.producer import Producer
+from worker.engine.callbacks import Stop, Watch
 from worker.engine.collectives import RankStore, join, refuse_missing
 from worker.engine.device import Device
-from worker.engine.engine import Engine, Stop, Watch
+from worker.engine.engine import Engine
 from worker.engine.lockstep import Leader, LeadingConsumer, LeadingStop, RankLink, RankLostError
 from worker.engine.model import LoadedModel
 from worker.engine.ranks import RankPlan, as_fields, settings_of

@@ -61,13 +61,19 @@ def as_fields(settings: EngineSettings) -> dict[str, object]:
     return asdict(settings)
 
 
-def refuse_unspreadable(geometry: Geometry, plan: Mapping[str, str], sizes: Mapping[str, int], ranks: int) -> None:
+def refuse_unspreadable(
+    geometry: Geometry, plan: Mapping[str, str], sizes: Mapping[str, int], ranks: int, experts: int = 0
+) -> None:
     """Raise ``RefusedError``, naming --tensor-parallel, unless ``plan`` splits this model by heads over ``ranks``.
-    ``sizes``: other widths that are split, by their names in the model's config."""
+    ``sizes``: other widths that are split, by their names in the model's config. ``experts``: of each layer."""
     asked = f"--tensor-parallel {ranks}"
     if geometry.linear is not None:
         raise RefusedError(
             f"{asked}: model type {geometry.model_type} has linear-attention layers, which haulier does not spread"
+        )
+    if experts:
+        raise RefusedError(
+            f"{asked}: model type {geometry.model_type} has {experts} experts a layer, which haulier does not spread"
         )
     styles = {re.sub(r"^.*\.", "", name): style for name, style in plan.items()}
     if not styles:

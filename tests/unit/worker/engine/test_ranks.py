@@ -13,7 +13,7 @@ from common.errors import RefusedError
 from tests.unit.worker.engine import rigs
 from worker.engine.fit import fit
 from worker.engine.geometry import geometry_of
-from worker.engine.model import _spread_plan, _spread_sizes
+from worker.engine.model import _experts, _spread_plan, _spread_sizes
 from worker.engine.ranks import RankPlan, as_fields, device_of, refuse_unspreadable, settings_of, share_of
 
 PLAN = {
@@ -64,7 +64,8 @@ def test_what_the_plan_does_not_split_by_heads_is_refused(
 def test_transformers_plans_of_these_are_by_heads(model_type: str) -> None:
     """Whatever the installed release calls the rest of them."""
     config = rigs.config(model_type, vocab_size=98)
-    refuse_unspreadable(geometry_of(config, 4, rigs.CONTEXT), _spread_plan(config), _spread_sizes(config), 2)
+    experts = _experts(config)
+    refuse_unspreadable(geometry_of(config, 4, rigs.CONTEXT), _spread_plan(config), _spread_sizes(config), 2, experts)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_transformers_plans_of_these_are_by_heads(model_type: str) -> None:
     [
         ("phi3", {"pad_token_id": 0}, "does not split q_proj by heads"),
         ("olmo2", {}, "does not split q_proj by heads"),
-        ("qwen3_moe", rigs.EXPERTS, "which haulier does not do"),
+        ("qwen3_moe", rigs.EXPERTS, "has 4 experts a layer, which haulier does not spread"),
         ("qwen3_next", rigs.HYBRID | rigs.EXPERTS, "linear-attention layers, which haulier does not spread"),
     ],
 )
@@ -82,7 +83,9 @@ def test_transformers_plans_of_these_are_not(model_type: str, changes: dict[str,
     config = rigs.config(model_type, vocab_size=98, **changes)
     assert fields["model_type"] == config.model_type
     with pytest.raises(RefusedError, match=words):
-        refuse_unspreadable(geometry_of(config, 4, rigs.CONTEXT), _spread_plan(config), _spread_sizes(config), 2)
+        refuse_unspreadable(
+            geometry_of(config, 4, rigs.CONTEXT), _spread_plan(config), _spread_sizes(config), 2, _experts(config)
+        )
 
 
 @pytest.mark.parametrize(
