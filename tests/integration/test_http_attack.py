@@ -333,7 +333,7 @@ def test_https(fleet: Fleet) -> None:
     assert (fleet.folder / "state" / "http_endpoint").read_text() == f"https://{web.address}\n"
     context = ssl.create_default_context(cafile=str(cert))
     with (
-        httpx.Client(verify=context, trust_env=False) as transport,
+        openai.DefaultHttpxClient(verify=context, trust_env=False) as transport,
         openai.OpenAI(base_url=f"https://{web.address}/v1", api_key=KEYS["alice"], http_client=transport) as alice,
     ):
         assert alice.files.content(upload(alice, jsonl(2))).content == jsonl(2)
