@@ -577,4 +577,67 @@ MODELS = [
     _engine("H4", "no position moves", "model", 'part.rope_type = "default"', "pass", "families"),
     _engine("H4", "no weight is made up", "model", 'sorted(found["missing_keys"])', "[]", "model"),
 ]
-MUTATIONS = [*WAITS, *LEASES, *GENERATIONS, *FAILURES, *RING, *HEADROOM, *SHARING, *MODELS]
+WHOLE = [
+    _engine(
+        "L1",
+        "a step in place settles every layer",
+        "leases",
+        "        self._settled(step, layers)\n        return self._began(Lease(step, tuple(layers), NO_SLOT",
+        "        return self._began(Lease(step, tuple(layers), NO_SLOT",
+        "leases",
+        "transport",
+        "graphs",
+    ),
+    _engine(
+        "L5",
+        "a step in place holds its pages",
+        "transport",
+        "contexts)\n            self._hold_pages(lease)\n            return lease",
+        "contexts)\n            return lease",
+        "transport",
+        "graphs",
+    ),
+    _engine(
+        "A4",
+        "a piece is given when no step reads it",
+        "admission",
+        "if not self.cool(range(run, run + newcomer.need)):",
+        "if False:",
+        "whole",
+    ),
+    _engine("H4", "a replay has this step's lengths", "graphs", "(*_ROWS, *_CONTEXTS):", "_ROWS:", "graphs"),
+    _engine(
+        "H4", "a captured step is of its history's length", "graphs", "packed.tokens, packed.longest_history",
+        "packed.tokens, 0", "graphs",
+    ),
+    _engine("H4", "a step goes on in the same places", "packing", "all(now.home == was.home", "all(True", "packing"),
+    _engine("H4", "a step that prefills is not padded", "padded_step", "not pads(packed.plan)", "False", "graphs"),
+]  # fmt: skip
+RANKS = [
+    _engine(
+        "R3",
+        "the ring waits for the slowest rank",
+        "lockstep",
+        "min(self._mine, self._leader.read_through)",
+        "self._mine",
+        "lockstep",
+    ),
+    _engine("H4", "ranks compare what they sampled", "lockstep", "if said != mine:", "if False:", "lockstep"),
+    _engine(
+        "H4",
+        "a rank that is elsewhere is noticed",
+        "lockstep",
+        "if not isinstance(said, News):",
+        "if False:",
+        "lockstep",
+    ),
+    Mutation(
+        "R3",
+        "a rank has read what its device has read",
+        "ring/mirror.py",
+        "while self._pending and reached(word, word_of(self._pending[0])):",
+        "while self._pending:",
+        ("tests/unit/ring/test_mirror.py",),
+    ),
+]
+MUTATIONS = [*WAITS, *LEASES, *GENERATIONS, *FAILURES, *RING, *HEADROOM, *SHARING, *MODELS, *WHOLE, *RANKS]

@@ -13,7 +13,7 @@ import numpy as np
 from worker.engine.contexts import StepPlan
 from worker.engine.fit import Fit
 from worker.engine.padded_step import padded
-from worker.engine.padding import padded_history, pads, whole
+from worker.engine.padding import padded_history, whole
 from worker.engine.step import HistoryRun, Longs, PackedStep, chances, pack
 
 _MOVING = ("positions", "rows")
@@ -66,9 +66,10 @@ def advanced(before: PackedStep, plan: StepPlan) -> PackedStep | None:
 
 
 def _goes_on(before: PackedStep, plan: StepPlan) -> bool:
-    """Whether each share is the one of the step before, one row further, and lies where it lay."""
+    """Whether each share is the one of the step before, which decoded (``padding.pads``), one row further, and lies
+    where it lay."""
     old = before.plan
-    if len(plan.shares) != len(old.shares) or not pads(plan) or not whole(plan, plan.placements):
+    if len(plan.shares) != len(old.shares) or not whole(plan, plan.placements):
         return False
     pairs = zip(plan.shares, old.shares, strict=True)
     if len(plan.placements) != len(old.placements):

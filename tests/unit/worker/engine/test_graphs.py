@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.unit.worker.engine import rigs
+from worker.engine import padding
 from worker.engine.contexts import StepPlan
 from worker.engine.device import RaceError
 from worker.engine.device_pool import Rows
@@ -50,6 +51,35 @@ def test_whole_steps_have_the_reference_s_bits(reference: rigs.Outcome, temperam
     assert outcome.answers == reference.answers
     assert _counts(outcome)[1] > 5
     assert outcome.local.engine.layers == reference.local.engine.layers
+
+
+def test_a_replay_finds_its_own_step_and_each_shape_is_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In life, histories told apart from 16 rows on: what changes between steps lies where a captured pass finds it,
+    and what is captured is in its shape."""
+    monkeypatch.setattr(padding, "GRAPH_HISTORY_MIN_TOKENS", 16)
+    shapes: list[tuple[int, int]] = []
+    stale: list[str] = []
+
+    def prepare(local: LocalEngine) -> None:
+        graphs = local.engine.graphs
+        assert graphs is not None
+        original = graphs.forward
+
+        def forward(live: LiveStep, ids: torch.Tensor) -> torch.Tensor:
+            logits = original(live, ids)
+            shapes.append((live.packed.tokens, live.packed.longest_history))
+            for name, array in {**live.tensors.arrays, "ids": ids}.items():
+                if name in graphs._inputs and not torch.equal(graphs._inputs[name][: array.numel()], array):
+                    stale.append(name)
+            return logits
+
+        graphs.forward = forward  # type: ignore[method-assign]
+
+    outcome = rigs.run(rigs.model(), MANY, prepare, retain="on", graphs="on", **WIDE)
+    assert stale == []
+    again = {shape for shape in shapes if shapes.count(shape) > 1}
+    assert _counts(outcome) == (len(again), len(shapes) - len(set(shapes)))
+    assert len({history for _, history in again}) > 1
 
 
 def test_streamed_steps_are_padded_alike(reference: rigs.Outcome) -> None:

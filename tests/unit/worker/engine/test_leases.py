@@ -142,6 +142,8 @@ def test_a_layer_is_not_staged_before_its_rows_are_on_their_way(stage: Stage, st
     assert not stage.book.may_begin(1, 0)
     with pytest.raises(LayerBusyError, match="layer 0"):
         stage.book.begin(1, 0, 1, CONTEXTS, ())
+    with pytest.raises(LayerBusyError, match="layer 0"):
+        stage.book.begin_whole(1, (0, 1), CONTEXTS)
 
 
 def test_a_foreign_host_owner_is_refused(stage: Stage) -> None:

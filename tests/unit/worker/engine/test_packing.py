@@ -69,6 +69,25 @@ def test_a_step_that_goes_on_is_the_step_of_its_plan(monkeypatch: pytest.MonkeyP
     assert len(found) > 10
 
 
+def test_who_lies_elsewhere_is_packed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In life, at each step that goes on: no array of places is taken over when one context moved."""
+    advanced = packing.advanced
+    seen: list[PackedStep | None] = []
+
+    def both(before: PackedStep, plan: Any) -> PackedStep | None:
+        found = advanced(before, plan)
+        if found is not None:
+            first, *others = plan.placements
+            moved = replace(first, home=first.home + 1)
+            seen.append(advanced(before, replace(plan, placements=(moved, *others))))
+        return found
+
+    monkeypatch.setattr(packing, "advanced", both)
+    rigs.run(rigs.model(), MIXED, retain="on", graphs="on", **WIDE)
+    assert len(seen) > 10
+    assert set(seen) == {None}
+
+
 def test_control_one_array_that_stands_still_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail."""
     assert set(_compared(monkeypatch, "positions")) == {"longs"}

@@ -152,6 +152,21 @@ def test_a_cancelled_context_is_not_published_but_its_page_stays_held() -> None:
     bench.pages.recycle(bench.page)
 
 
+def test_a_step_in_place_holds_its_pages_until_its_rows_are_written() -> None:
+    """L5: nothing is copied for it, and its rows go to the host all the same."""
+    bench = Bench()
+    lease = bench.transport.begin_whole(0, (0, 1), bench.contexts)
+    with pytest.raises(PageHeldError):
+        bench.pages.recycle(bench.page)
+    attention = bench.attend(lease)
+    bench.write_back(lease)
+    bench.transport.seal(lease, 1, attention)
+    with pytest.raises(PageHeldError):
+        bench.pages.recycle(bench.page)
+    bench.retire_all()
+    bench.pages.recycle(bench.page)
+
+
 def test_a_copy_from_a_foreign_owner_is_refused(bench: Bench) -> None:
     """L2: another prompt's rows (TensorRT-LLM 8813) never reach the slot."""
     copies = [(bench.slots[0], bench.host[1], HostPage(1, 0))]
