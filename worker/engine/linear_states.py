@@ -83,7 +83,8 @@ class _LayerStates:
 
 
 class _Cache:
-    """What a linear-attention module asks of a cache, over the states of one call."""
+    """What a linear-attention module asks of a cache, over the states of one call: every release of transformers asks
+    for some of it. Nothing is recorded for taking tokens back."""
 
     def __init__(self, layer: int, states: _LayerStates) -> None:
         self.layers = {layer: states}
@@ -93,6 +94,12 @@ class _Cache:
 
     def is_recording_past(self, layer: int) -> bool:
         return self.layers[layer].record_past
+
+    def get_recurrent_states_to_keep(self, layer: int) -> int:
+        return 0
+
+    def increase_count(self, layer: int, state_idx: int = 0) -> None:
+        """Where a context stands is the plan's to know."""
 
     def get_conv_state(self, layer: int, state_idx: int = 0) -> torch.Tensor:
         return self.layers[layer].conv_states[state_idx]
