@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -33,14 +32,6 @@ WHOLE_PAGES, PART_PAGES = 4 * CONTEXT // PAGE, 12
 CHUNK_PAGES, CHUNKS, REVOKED_AT = 4, 6, {7: 1, 12: 2, 20: 1}
 """Headroom, and after which turn how many chunks are given back."""
 LENGTHS = (1, 63, 64, 65, 300, 511, 700, 129)
-
-
-@pytest.fixture(autouse=True)
-def _needs_a_gpu() -> Iterator[None]:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 def model(head_dim: int) -> LoadedModel:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -26,14 +24,6 @@ MANY = Scenario(
     cancel={25: (1,)},
 )
 """Twelve contexts, then eleven, ten and nine in shapes of twelve and ten, and so on until one is left."""
-
-
-@pytest.fixture(autouse=True)
-def _needs_a_gpu() -> Iterator[None]:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 def _run(residency: str, retain: str, graphs: str = "auto") -> Outcome:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,14 +26,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_next": rigs.HYBRID | LINEAR | EXPERTS | {"shared_expert_intermediate_size": 64},
     "qwen3_5_text": rigs.HYBRID | LINEAR,
 }
-
-
-@pytest.fixture(autouse=True)
-def _needs_a_gpu() -> Iterator[None]:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 def run(model_type: str, scenario: Scenario, *, strict: bool = False, **changes: Any) -> Outcome:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,14 +22,6 @@ SHAPES = (
     Shape(presence=1.5),
     Shape(bias=tuple((token, 0.5) for token in range(0, VOCABULARY, 4))[:1024], logprobs=20),
 )
-
-
-@pytest.fixture(autouse=True)
-def _needs_a_gpu() -> Iterator[None]:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 class Alternating:
